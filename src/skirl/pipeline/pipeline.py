@@ -228,16 +228,19 @@ class Pipeline:
                 if not self._begins_anew():
                     return
                 continue
-            with stages.working("plan", window.entered) as note:
-                note.what = None if batches is None else "enter"
-                if batches is not None:
-                    window.enter(batches)
-                else:
+            with stages.working("plan", window.entered, "enter") as facts:
+                if batches is None:
                     window.end()
+                else:
+                    facts["batches"] = len(batches)
+                    window.enter(batches)
             while True:
-                with stages.working("plan", window.next_number) as note:
-                    works = window.next()
-                    note.what, note.facts = (None, {}) if works is None else ("plan", _moves(_steps(works)))
+                with stages.working("plan", window.next_number) as facts:
+                    if (works := window.next()) is not None:
+                        steps = _steps(works)
+                        facts["fetched"] = sum(step.fetches for step in steps)
+                        facts["new"] = sum(len(step.new_keys) for step in steps)
+                        facts["leaving"] = sum(len(step.evict_keys) for step in steps)
                 if works is None and window.stopped:
                     if not self._begins_anew():
                         return
@@ -299,8 +302,8 @@ class Pipeline:
                 if stages.stopping:
                     return
                 _add(self._fetched_rows, rows)
-            with stages.working("fetch", works[0].number) as note:
-                note.facts["rows"] = sum(rows)
+            with stages.working("fetch", works[0].number) as facts:
+                facts["rows"] = sum(rows)
                 for engine, work in zip(self._engines, works, strict=True):
                     engine.fetch(work)
             with self._lock:
@@ -326,9 +329,9 @@ class Pipeline:
                 number, left = self._writes.popleft()
                 self._writing.append(number)
                 stages.wake("write", "write 2")  # the other may take the step after this one
-            with stages.working(name, number) as note:
+            with stages.working(name, number) as facts:
                 rows = [len(keys) for leaving in left for keys, _ in leaving]
-                note.facts["rows"] = sum(rows)
+                facts["rows"] = sum(rows)
                 try:
                     with self._losing("rows that left another collection's cache could not be written"):
                         for engine, leaving in zip(self._engines, left, strict=True):
@@ -352,14 +355,6 @@ class Pipeline:
 
 def _steps(works: list[Work]) -> list[Step]:
     return [step for work in works for step in work.steps]
-
-
-def _moves(steps: list[Step]) -> dict[str, int]:
-    return {
-        "fetched": sum(step.fetches for step in steps),
-        "new": sum(len(step.new_keys) for step in steps),
-        "leaving": sum(len(step.evict_keys) for step in steps),
-    }
 
 
 def _add(counts: list[int], more: list[int]) -> None:

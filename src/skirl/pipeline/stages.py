@@ -139,14 +139,6 @@ class Times:
         return max(0.0, 1.0 - (self.stall + self.busy["load"]) / total) if total else 1.0
 
 
-@dataclass(slots=True)
-class Note:
-    """An entry of the timeline: the work of a stage in a step."""
-
-    what: str | None
-    facts: dict[str, int] = field(default_factory=dict)
-
-
 class StageStuck(RuntimeError): ...
 
 
@@ -205,14 +197,14 @@ class Stages:
             condition.notify()
 
     @contextmanager
-    def working(self, name: str, number: int) -> Iterator[Note]:
-        """Time a stage's work on step `number`. The stage may set in the note what the timeline shows."""
+    def working(self, name: str, number: int, what: str | None = None) -> Iterator[dict[str, int]]:
+        """Time a stage's work on step `number`. The timeline shows it with the facts that the stage adds, if it adds any."""
         started = self._moved = time.monotonic()
         self._busy[name] = number, started
-        note = Note(_kind(name))
+        facts = dict[str, int]()
         try:
             self.call_hook(name, number)
-            yield note
+            yield facts
         finally:
             self._moved = ended = time.monotonic()
             with self.lock:
@@ -220,8 +212,8 @@ class Stages:
                 self.times.busy[_kind(name)] += ended - started
                 if self._waiting is not None:
                     self.times.blame[_kind(name)] += ended - max(started, self._waiting)
-            if note.what is not None:
-                self.times.timeline.add(name, note.what, number, started, ended, note.facts)
+            if facts:
+                self.times.timeline.add(name, what or _kind(name), number, started, ended, facts)
 
     def call_hook(self, name: str, number: int) -> None:
         if self._hook is not None:
