@@ -234,7 +234,8 @@ def _share(named: set[str], source: Path, own: Path) -> None:
 def refuse_sweep(folder: Path) -> None:
     if (folder / OF_SWEEP).is_file():
         raise ValueError(
-            f"save is {folder}, which holds a sweep: set it to another folder, or go on with a variant, {folder / 'NAME'}"
+            f"save is {folder}, which holds a sweep: set it to another folder, or go on with all by `skirl sweep --resume`, "
+            f"or with a variant, {folder / 'NAME'}"
         )
 
 

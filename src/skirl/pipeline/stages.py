@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import FileIO
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -288,21 +289,17 @@ class Stages:
     def join(self, hold: Hold) -> list[str]:
         """Wait for the threads to end. Return the stages that are stuck, or that a Ctrl-C gave up on: the first one
         leaves them a few seconds to write what is left."""
-        began = time.monotonic()
-        last_word: float | None = None
-        told = False
+        began, last_word, told = time.monotonic(), inf, False
         while alive := [name for name, thread in self._threads.items() if thread.is_alive()]:
             self._threads[alive[0]].join(SLICE)
             now = time.monotonic()
-            if hold.count and last_word is None:
-                last_word = now + GRACE
-            if hold.count > 1 or (last_word is not None and now > last_word):
-                return list(dict.fromkeys(map(_kind, alive)))
+            if hold.count:
+                last_word = min(last_word, now + GRACE)
             if not told and now - began > 2:
                 told = True
                 log.warning("closing: %s", self.what_is_busy())
             since = [began if (busy := self._busy[name]) is None else busy[1] for name in alive]
-            if now - max(since) > self._timeout:
+            if hold.count > 1 or now > last_word or now - max(since) > self._timeout:
                 return list(dict.fromkeys(map(_kind, alive)))
         return []
 

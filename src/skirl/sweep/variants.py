@@ -219,10 +219,6 @@ class KeepFlags(CheckpointFlags):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.save is not None and not self.resume:
-            if (self.save / OF_SWEEP).is_file():
-                raise ValueError(
-                    f"save is {self.save}, which holds a sweep: add --resume to go on with it, or set another folder"
-                )
             refuse_checkpoints(self.save)
 
     @property
