@@ -33,7 +33,7 @@ from skirl.tools.units import figure, parse_bytes, timeout_of
 from skirl.train.flags import EvaluationFlags, LogFlags
 from skirl.train.loop import count_steps
 from skirl.train.recipe import Recipe
-from skirl.train.run_folder import Missing, new_folder, put_json
+from skirl.train.run_folder import Missing, folder_of, put_json
 
 log = logging.getLogger("skirl")
 
@@ -60,16 +60,6 @@ SECONDS = 2.0
 
 
 SWEEP, STANDING, RESULT = "sweep.json", "standing.json", "result.json"
-
-
-def folder_of(where: str, kind: str, *, resume: bool) -> str | None:
-    """Return the folder of a sweep. Raise if it holds another one."""
-    path = None if where == "none" else new_folder(f"sweep-{kind}") if where == "auto" else Path(where)
-    if path is not None and path.exists() and not path.is_dir():
-        raise ValueError(f"run is {path}, which is a file: set it to a folder")
-    if path is not None and not resume and (path / SWEEP).exists():
-        raise ValueError(f"run is {path}, which already holds a sweep: set run to another folder, or add --resume")
-    return path and str(path)
 
 
 class Told(NamedTuple):
@@ -125,8 +115,10 @@ class SweepRun:
         if saved:
             self.race.load_state_dict(saved["race"])
         where = saved["run"] if saved and logged.folder() == "auto" else logged.folder()
-        own_path = folder_of(where or "none", recipe.data.kind, resume=keeping.resume) if ranks.first else None
-        self._path: str | None = ranks.told(own_path, "the folder")[0]
+        path = folder_of(
+            (where or "none") if ranks.first else "none", f"sweep-{recipe.data.kind}", SWEEP, keeping.resume
+        )
+        self._path: str | None = ranks.told(path and str(path), "the folder")[0]
         """Folder of the sweep, which the first rank writes. The variants of all have folders there."""
         self._missing = Missing()
         self.results: dict[str, dict[str, Any]] = saved.get("results", {})
