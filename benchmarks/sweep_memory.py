@@ -10,8 +10,7 @@ from skirl.pipeline.lookahead import lookahead
 from skirl.sweep.entrant import sweep_of
 from skirl.sweep.memory.orchestrate import Memory
 from skirl.sweep.memory.policy import Choice, Planner, operators_again
-from skirl.sweep.memory.schedule import Schedule, in_pairs, in_turns, with_transfers
-from skirl.sweep.memory.simulate import Step
+from skirl.sweep.memory.schedule import Schedule, Step, in_pairs, in_turns, with_transfers
 from skirl.sweep.variants import Varied
 from skirl.train.recipe import Recipe
 from tests.sweep.planned import Case, EmulatedLink, chain, on_demand_of

@@ -17,8 +17,7 @@ from skirl.models import by_name
 from skirl.sweep.capture import Dense, capture, inputs_of, tensors_of
 from skirl.sweep.memory.execute import Link, Pack
 from skirl.sweep.memory.policy import Plan
-from skirl.sweep.memory.schedule import Action, Schedule
-from skirl.sweep.memory.simulate import Operator, Step, step_of
+from skirl.sweep.memory.schedule import Action, Operator, Schedule, Step, step_of
 
 FEATURES = [f"t{number}" for number in range(6)]
 TABLES = [skirl.Table(name, 100, 8) for name in FEATURES]

@@ -294,7 +294,7 @@ def test_faults_are_seen(fault: str, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_shared_generator_is_seen(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(contender, "put_states", lambda state: None)
+    monkeypatch.setattr(contender, "put_torch", lambda state: None)
     with pytest.raises(AssertionError):
         check(Case(MIXED[:3], steps=8), made=lambda variant: make(variant, Draws), plain=False)
 

@@ -23,8 +23,7 @@ from skirl.sweep.capture import Dense, capture
 from skirl.sweep.memory.execute import Link, Pack
 from skirl.sweep.memory.orchestrate import Memory
 from skirl.sweep.memory.policy import Choice, Infeasible, Plan, Planner, fastest, operators_again
-from skirl.sweep.memory.schedule import Action, Schedule, Unsound, in_pairs, in_turns, with_transfers
-from skirl.sweep.memory.simulate import Step
+from skirl.sweep.memory.schedule import Action, Schedule, Step, Unsound, in_pairs, in_turns, with_transfers
 from tests.cases import some
 from tests.sweep.planned import FEATURES, TABLES, Case, batch_of, chain, drawn_step, measured, on_demand_of
 
@@ -217,7 +216,7 @@ def test_variants_keep_their_bits(kind: Any) -> None:
         assert found[0] == losses and all(map(torch.equal, found[1], bits))
     assert tight.peak <= least <= free.peak
     with pytest.raises(
-        Infeasible, match=rf"3 variants in turns need .* \({free.held + least:,} bytes\) at least, and memory"
+        Infeasible, match=rf"in turns, variants need .* \({free.held + least:,} bytes\) at least, and memory"
     ):
         trained(kind, 3, 64, Memory(free.held + least - 1, Link(1e9)))
 

@@ -175,4 +175,4 @@ def test_an_error_in_a_step_ends_all(python: Python, tmp_path: Path):
 def test_more_ranks_than_variants_are_refused(python: Python, tmp_path: Path):
     codes, said = on_ranks(python, 2, tmp_path, vary=("lr=0.1",), **PLAIN)
     assert codes == [1, 1]
-    assert any("there are 2 processes for 1 variants that race: launch -n 1, or fewer" in err for err in said)
+    assert any("there are 2 processes, more than variants that race: launch -n 1, or fewer" in err for err in said)

@@ -63,7 +63,7 @@ BAD_FILES = {
     "empty.toml": ("", "has no variant"),
     "flat.toml": ("lr = 1\n", "lr is outside of a table"),
     "broken.toml": ("[a\n", "cannot be read as TOML"),
-    "kind.toml": ("[a]\nlr = [1]\n", "[a]: lr is [1]: set it to a number"),
+    "kind.toml": ("[a]\nlr = [1]\n", "variant a: lr is [1], a list: set it to a number"),
     "shared.toml": ("[a]\nbatch = 3\n", "batch cannot vary"),
     "slash.toml": ('["a/b"]\nlr = 1\n', "variant 'a/b' has a name that its folder cannot have"),
     "alike.toml": ("[a]\nlr = 1\n[b]\nlr = 1.0\n", "variants a and b are alike"),

@@ -148,13 +148,15 @@ def check_start(folder: Path, start: int | None) -> None:
 
 def retain(folder: Path, number: int, keep: int, after: int | None, start: int | None = None) -> None:
     """Remove all checkpoints but those to keep and the one from which a sweep goes on, and files that no header names."""
-    others = [n for n in numbers(folder) if n != number]
-    usable = [n for n in others if after is None or n <= after]
-    kept = set(usable[-(keep - 1) :]) if keep > 1 else set()
-    if not is_newest(folder, start):
-        return
-    _remove_headers(folder, set(others) - kept)
-    sweep(folder, start)
+    try:
+        others = [n for n in numbers(folder) if n != number]
+        usable = [n for n in others if after is None or n <= after]
+        kept = set(usable[-(keep - 1) :]) if keep > 1 else set()
+        if is_newest(folder, start):
+            _remove_headers(folder, set(others) - kept)
+            sweep(folder, start)
+    except OSError as error:  # the checkpoint is complete without this
+        log.warning("could not look for what is not needed any more in %s: %s", folder, why(error))
 
 
 def drop_newer(folder: Path, number: int, start: int | None) -> None:
@@ -234,7 +236,8 @@ def _share(named: set[str], source: Path, own: Path) -> None:
 def refuse_sweep(folder: Path) -> None:
     if (folder / OF_SWEEP).is_file():
         raise ValueError(
-            f"save is {folder}, which holds a sweep: set it to another folder, or go on with a variant, {folder / 'NAME'}"
+            f"save is {folder}, which holds a sweep: set it to another folder, or go on with all by `skirl sweep --resume`, "
+            f"or with a variant, {folder / 'NAME'}"
         )
 
 

@@ -1,7 +1,6 @@
 """A checkpoint being saved: its rows are frozen in the training loop, for milliseconds, and written by a thread."""
 
 import json
-import logging
 import secrets
 import threading
 import time
@@ -28,8 +27,6 @@ from skirl.tools import __version__, rng_state
 from skirl.tools.interrupts import uninterrupted
 from skirl.tools.os_errors import ROOM, NotWritten, of_system, why
 from skirl.tools.sealed_json import CheckpointError, write_sealed
-
-log = logging.getLogger("skirl")
 
 
 class Saving:
@@ -367,10 +364,7 @@ def _commit(saving: Saving, body: dict[str, Any], tensors: dict[str, Any], keep:
     entry = codec.write_dense(path, mark, tensors)
     body |= {"number": saving.number, "start": saving.start, "dense": entry}
     write_sealed(saving.path, body, mark, partial(folder.check_start, path, saving.start))
-    try:
-        folder.retain(path, saving.number, keep, saving.after, saving.start)
-    except OSError as error:  # the checkpoint is complete without this
-        log.warning("could not look for what is not needed any more in %s: %s", path, why(error))
+    folder.retain(path, saving.number, keep, saving.after, saving.start)
     return entry["bytes"]
 
 
@@ -387,6 +381,7 @@ def told_of(path: Path) -> Iterator[None]:
         with suppress(OSError):
             there = folder.numbers(path)
         stays = f"checkpoint {there[-1]} in it stays whole" if there else "there is none in it"
+        stays = "the one before stays whole" if (path / folder.OF_SWEEP).is_file() else stays
         then = "free some room" if found.errno in ROOM else "make it a folder that can be written to"
         text = f"{path} got no new checkpoint, {why(error)}; {stays}: {then}, and save again"
         raise NotWritten(text, found.errno) from error

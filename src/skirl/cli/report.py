@@ -196,7 +196,7 @@ def _sweep(folder: Path, config: dict[str, Any], result: dict[str, Any]) -> Page
         lines = sweep_lines(result)
     else:
         lines = {
-            "sweep": f"{len(names)} variants on {config['flags']['data']}, {UNKNOWN}",
+            "sweep": f"{len(names)} variant{'s' * (len(names) > 1)} on {config['flags']['data']}, {UNKNOWN}",
             "steps": f"{last['step']:,}",
         }
         lines |= {"leader": best_line(places), "race": standing(places, {})} if places else {}
@@ -207,7 +207,7 @@ def _sweep(folder: Path, config: dict[str, Any], result: dict[str, Any]) -> Page
             of: _points(_of_kind(told, "eval"), "test_logloss") for of, told in every.items()
         },
     }
-    best = f"The best of {len(names)} variants is {best_line(places)}." if places else "No step is done yet."
+    best = f"The best variant is {best_line(places)}." if places else "No step is done yet."
     return [result.get("failed") or best], charts, lines
 
 
@@ -241,7 +241,7 @@ def sweep_lines(sweep: Mapping[str, Any]) -> dict[str, str]:
     state = "failed" if sweep["failed"] else "ended"
     state = f"stopped by {sweep['stopped_by']}" if sweep["stopped_by"] else state
     lines = {
-        "sweep": f"{len(by_variant)} variants on {sweep['data']}, {state}",
+        "sweep": f"{len(by_variant)} variant{'s' * (len(by_variant) > 1)} on {sweep['data']}, {state}",
         "steps": f"{sweep['steps']:,} in {clock(sweep['seconds'])}",
         **facts(sweep, "failed"),
     }

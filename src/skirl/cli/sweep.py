@@ -61,8 +61,8 @@ class SweepCommand(Composed):
             parsed("memory", self.memory, parse_bytes, "a size like 8GiB, or to auto")
         if self.processes != "auto" and self.processes < 1:
             raise ValueError(f"processes is {self.processes}: set it to 1 or more, or to auto")
-        if self.race.keep > len(self.made()):
-            raise ValueError(f"keep is {self.race.keep}, and there are {len(self.made())} variants: set it to fewer")
+        if self.race.keep > (most := len(self.made())):
+            raise ValueError(f"keep is {self.race.keep}, more than the sweep has variants: set it to {most} or fewer")
 
     def made(self) -> list[Varied]:
         return variants_of(self.recipe, self.vary, self.variants)

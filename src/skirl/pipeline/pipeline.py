@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
+
 from skirl.core.ids import Ids
 from skirl.engine.engine import Engine, Leaving
 from skirl.engine.window import Window
@@ -58,9 +60,8 @@ class Pipeline:
         self._write_failure: BaseException | None = None
         self._stopped = self._renews = False
         """Whether the planner waits for caches that are split anew, and whether it is to."""
-        banks = [bank for engine in engines for bank in engine.schema.banks]
-        self._fetched_rows = [0 for _ in banks]
-        self._unwritten_rows = [0 for _ in banks]
+        banks = sum(len(engine.schema.banks) for engine in engines)
+        self._fetched_rows, self._unwritten_rows = np.zeros((2, banks), np.int64)
         self._closed = False
         self._pid = os.getpid()
         writers = (lambda: self._write_all("write"), lambda: self._write_all("write 2"))
@@ -101,14 +102,14 @@ class Pipeline:
         started = time.monotonic()
         with self._lock:
             self._ready.popleft()
-            _add(self._fetched_rows, [-len(step.fetch_keys) for step in steps])
+            self._fetched_rows -= [len(step.fetch_keys) for step in steps]
             self.stages.wake("fetch")
         with self._losing(f"step {number} failed while its rows were being moved"):
             left = [engine.load(work) for engine, work in zip(self._engines, works, strict=True)]
         with self._lock:
             self.done = number + 1
             self._writes.append((number, left))
-            _add(self._unwritten_rows, leaving)
+            self._unwritten_rows += leaving
             self.stages.wake("write", "write 2")
         for engine, work in zip(self._engines, works, strict=True):
             engine.rows.gather(engine, work)
@@ -201,10 +202,10 @@ class Pipeline:
     def _waits_for_split(self) -> bool:
         return self._stopped and self.done == self.window.next_number
 
-    def _fits(self, taken: list[int], more: list[int]) -> bool:
+    def _fits(self, taken: np.ndarray, more: list[int]) -> bool:
         """Return whether staging has room in one of its halves. A step too large for it goes alone."""
         halves = [half for engine in self._engines for half in engine.capacity.halves]
-        return all(not t or t + m <= most for t, m, most in zip(taken, more, halves, strict=True))
+        return all(not t or t + m <= most for t, m, most in zip(taken.tolist(), more, halves, strict=True))
 
     # The stages, each in its own thread.
 
@@ -228,16 +229,19 @@ class Pipeline:
                 if not self._begins_anew():
                     return
                 continue
-            with stages.working("plan", window.entered) as note:
-                note.what = None if batches is None else "enter"
-                if batches is not None:
-                    window.enter(batches)
-                else:
+            with stages.working("plan", window.entered, "enter") as facts:
+                if batches is None:
                     window.end()
+                else:
+                    facts["batches"] = len(batches)
+                    window.enter(batches)
             while True:
-                with stages.working("plan", window.next_number) as note:
-                    works = window.next()
-                    note.what, note.facts = (None, {}) if works is None else ("plan", _moves(_steps(works)))
+                with stages.working("plan", window.next_number) as facts:
+                    if (works := window.next()) is not None:
+                        steps = _steps(works)
+                        facts["fetched"] = sum(step.fetches for step in steps)
+                        facts["new"] = sum(len(step.new_keys) for step in steps)
+                        facts["leaving"] = sum(len(step.evict_keys) for step in steps)
                 if works is None and window.stopped:
                     if not self._begins_anew():
                         return
@@ -298,9 +302,9 @@ class Pipeline:
                 stages.pause("fetch", lambda r=rows, a=after: stages.stopping or self._may_read(r, a))
                 if stages.stopping:
                     return
-                _add(self._fetched_rows, rows)
-            with stages.working("fetch", works[0].number) as note:
-                note.facts["rows"] = sum(rows)
+                self._fetched_rows += rows
+            with stages.working("fetch", works[0].number) as facts:
+                facts["rows"] = sum(rows)
                 for engine, work in zip(self._engines, works, strict=True):
                     engine.fetch(work)
             with self._lock:
@@ -326,9 +330,9 @@ class Pipeline:
                 number, left = self._writes.popleft()
                 self._writing.append(number)
                 stages.wake("write", "write 2")  # the other may take the step after this one
-            with stages.working(name, number) as note:
+            with stages.working(name, number) as facts:
                 rows = [len(keys) for leaving in left for keys, _ in leaving]
-                note.facts["rows"] = sum(rows)
+                facts["rows"] = sum(rows)
                 try:
                     with self._losing("rows that left another collection's cache could not be written"):
                         for engine, leaving in zip(self._engines, left, strict=True):
@@ -339,7 +343,7 @@ class Pipeline:
                     raise
             with self._lock:
                 self._writing.remove(number)
-                _add(self._unwritten_rows, [-count for count in rows])
+                self._unwritten_rows -= rows
                 stages.wake("write", "write 2", "fetch", LOOP)
 
     def _may_write(self) -> bool:
@@ -352,16 +356,3 @@ class Pipeline:
 
 def _steps(works: list[Work]) -> list[Step]:
     return [step for work in works for step in work.steps]
-
-
-def _moves(steps: list[Step]) -> dict[str, int]:
-    return {
-        "fetched": sum(step.fetches for step in steps),
-        "new": sum(len(step.new_keys) for step in steps),
-        "leaving": sum(len(step.evict_keys) for step in steps),
-    }
-
-
-def _add(counts: list[int], more: list[int]) -> None:
-    for i, n in enumerate(more):
-        counts[i] += n

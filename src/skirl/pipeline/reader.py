@@ -105,9 +105,6 @@ class Watch:
             )  # fmt: skip
 
 
-class OrderChanged(ValueError): ...
-
-
 @dataclass(frozen=True)
 class DataPosition:
     """Where in the data a run is, counted in batches that the loop was given, not in those of the window."""
@@ -220,12 +217,9 @@ class Reader:
 
     def _check_order(self, order: list[int], number: int, step: list[Ids]) -> None:
         if number >= len(order) or self._digest(step) != order[number]:
-            what = f"batch {number} has other ids than in the first pass"
-            if number >= len(order):
-                what = f"the loader yields more batches than the {len(order)} of the first pass"
-            raise OrderChanged(
-                f'depth="epoch": {what}. The loader must yield the same batches in the same order each time; fix its seed, '
-                "or use depth='auto'"
+            raise ValueError(
+                f'depth="epoch": a pass differs from the first at batch {number}. The loader must yield the same batches '
+                "in the same order each time; fix its seed, or use depth='auto'"
             )
 
     def _digest(self, step: list[Ids]) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import FileIO
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -139,14 +140,6 @@ class Times:
         return max(0.0, 1.0 - (self.stall + self.busy["load"]) / total) if total else 1.0
 
 
-@dataclass(slots=True)
-class Note:
-    """An entry of the timeline: the work of a stage in a step."""
-
-    what: str | None
-    facts: dict[str, int] = field(default_factory=dict)
-
-
 class StageStuck(RuntimeError): ...
 
 
@@ -205,14 +198,14 @@ class Stages:
             condition.notify()
 
     @contextmanager
-    def working(self, name: str, number: int) -> Iterator[Note]:
-        """Time a stage's work on step `number`. The stage may set in the note what the timeline shows."""
+    def working(self, name: str, number: int, what: str | None = None) -> Iterator[dict[str, int]]:
+        """Time a stage's work on step `number`. The timeline shows it with the facts that the stage adds, if it adds any."""
         started = self._moved = time.monotonic()
         self._busy[name] = number, started
-        note = Note(_kind(name))
+        facts = dict[str, int]()
         try:
             self.call_hook(name, number)
-            yield note
+            yield facts
         finally:
             self._moved = ended = time.monotonic()
             with self.lock:
@@ -220,8 +213,8 @@ class Stages:
                 self.times.busy[_kind(name)] += ended - started
                 if self._waiting is not None:
                     self.times.blame[_kind(name)] += ended - max(started, self._waiting)
-            if note.what is not None:
-                self.times.timeline.add(name, note.what, number, started, ended, note.facts)
+            if facts:
+                self.times.timeline.add(name, what or _kind(name), number, started, ended, facts)
 
     def call_hook(self, name: str, number: int) -> None:
         if self._hook is not None:
@@ -296,21 +289,17 @@ class Stages:
     def join(self, hold: Hold) -> list[str]:
         """Wait for the threads to end. Return the stages that are stuck, or that a Ctrl-C gave up on: the first one
         leaves them a few seconds to write what is left."""
-        began = time.monotonic()
-        last_word: float | None = None
-        told = False
+        began, last_word, told = time.monotonic(), inf, False
         while alive := [name for name, thread in self._threads.items() if thread.is_alive()]:
             self._threads[alive[0]].join(SLICE)
             now = time.monotonic()
-            if hold.count and last_word is None:
-                last_word = now + GRACE
-            if hold.count > 1 or (last_word is not None and now > last_word):
-                return list(dict.fromkeys(map(_kind, alive)))
+            if hold.count:
+                last_word = min(last_word, now + GRACE)
             if not told and now - began > 2:
                 told = True
                 log.warning("closing: %s", self.what_is_busy())
             since = [began if (busy := self._busy[name]) is None else busy[1] for name in alive]
-            if now - max(since) > self._timeout:
+            if hold.count > 1 or now > last_word or now - max(since) > self._timeout:
                 return list(dict.fromkeys(map(_kind, alive)))
         return []
 

@@ -1,7 +1,6 @@
 """A checkpoint of a sweep: one of each variant in the race, and a header that names those of one step."""
 
 import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ from skirl.checkpoint import folder
 from skirl.checkpoint.folder import OF_SWEEP as HEADER
 from skirl.checkpoint.folder import headers_with_steps
 from skirl.checkpoint.rows import FrozenCollection
-from skirl.checkpoint.saving import Saving, told_of
+from skirl.checkpoint.saving import told_of
 from skirl.engine.engine import Engine
 from skirl.engine.packs import Pack
 from skirl.store.base import Frozen
@@ -22,37 +21,19 @@ from skirl.store.disk.manifest import Manifest, take_over
 from skirl.store.disk.os_files import OsFiles
 from skirl.sweep.variants import Varied
 from skirl.tools import __version__
-from skirl.tools.os_errors import NotWritten, why
 from skirl.tools.sealed_json import CheckpointError, read_sealed, write_sealed
 from skirl.train.resume import FREE, check_flags
 
-log = logging.getLogger("skirl")
-
 FORMAT = "skirl-sweep-checkpoint"
 _VERSION = 10
-
-
-def confirm(savings: Mapping[str, Saving]) -> None:
-    """Remove what the header, which is on disk, no longer names."""
-    for saving in savings.values():
-        try:
-            folder.retain(saving.folder, saving.number, 1, saving.number, saving.start)
-        except OSError as error:  # the checkpoint is whole without this
-            log.warning("could not look for what is not needed any more in %s: %s", saving.folder, why(error))
 
 
 def write_header(path: Path, step: int, **facts: Any) -> None:
     """Let checkpoints of a step count. facts: `variants`, the checkpoint of each; who has `left`; and `also`."""
     head = {"format": FORMAT, "format_version": _VERSION, "skirl": __version__, "step": step}
     generator = torch.get_rng_state().numpy().tobytes().hex()
-    try:
+    with told_of(path):
         write_sealed(path / HEADER, {**head, "generator": generator, **facts}, f"{step:016x}")
-    except OSError as error:
-        raise NotWritten(
-            f"{path} got no new checkpoint, {why(error)}; the one before stays whole: make it a folder that can be "
-            "written to, with some room, and save again",
-            error.errno,
-        ) from error
 
 
 def write_rows(engine: Engine, path: Path, before: dict[str, Any]) -> Callable[[Pack], Callable[..., Frozen]]:

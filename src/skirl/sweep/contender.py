@@ -30,7 +30,7 @@ from skirl.nn.output import Output, looked_up
 from skirl.store import Record, Store, inside, open_store, shards
 from skirl.store.base import Layout
 from skirl.sweep.variants import Variant, check_store
-from skirl.tools.rng_state import unchanged
+from skirl.tools.rng_state import of_torch, put_torch, unchanged
 
 
 def packs_of(
@@ -188,7 +188,7 @@ class Contender:
         """False once a step may have had other bits than its lone run."""
         with unchanged():
             torch.manual_seed(seed)
-            self.generator = random_states()
+            self.generator = of_torch()
 
     @property
     def model(self) -> Any:
@@ -270,14 +270,14 @@ class Contender:
         if self.embeddings.in_turn:
             yield
             return
-        others, self.embeddings.in_turn = random_states(), True
-        put_states(self.generator)
+        others, self.embeddings.in_turn = of_torch(), True
+        put_torch(self.generator)
         try:
             yield
         finally:
             self.embeddings.in_turn = False
-            self.generator = random_states()
-            put_states(others)
+            self.generator = of_torch()
+            put_torch(others)
 
 
 ALIKE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
@@ -313,21 +313,6 @@ def step_dense(contenders: Sequence[Contender]) -> None:
 @cache
 def _whole_of(kind: Any) -> torch.optim.Optimizer:
     return kind([torch.zeros(())])
-
-
-State = list[Tensor]
-
-
-def random_states() -> State:
-    """Return the states of torch's generators: on the CPU, and on GPUs that are in use."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
-    return [torch.get_rng_state(), *cuda]
-
-
-def put_states(state: State) -> None:
-    torch.set_rng_state(state[0])
-    for device, own in enumerate(state[1:]):
-        torch.cuda.set_rng_state(own, device)
 
 
 def check_apart(contenders: Sequence[Contender]) -> None:

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 
 from skirl.nn.collection import Collection
 from skirl.sweep.capture import Captured, Dense, Unfit, capture, hand_over, inputs_of, tensors_of
-from skirl.sweep.contender import Contender, Loss, put_states, random_states, step_dense
-from skirl.tools.rng_state import unchanged
+from skirl.sweep.contender import Contender, Loss, step_dense
+from skirl.tools.rng_state import of_torch, put_torch, unchanged
 from skirl.tools.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -399,9 +399,9 @@ class Forms:
                 with unchanged():
                     captured = capture(dense)
                     captured.draw_apart()
-                    put_states(state.generator)
+                    put_torch(state.generator)
                     captured.drawn()
-                    if not all(map(torch.equal, random_states(), contender.generator)):
+                    if not all(map(torch.equal, of_torch(), contender.generator)):
                         raise Unfit("a step draws random numbers that its graph does not")
             except Exception as error:  # of a torch without some names, or of a model that waits for numbers
                 log.info("variant %s trains in turn: %s", contender.name, error)

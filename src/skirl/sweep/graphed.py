@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from skirl.sweep.capture import Dense, Unfit, hand_over, inputs_of, tensors_of
-from skirl.sweep.contender import Contender, Loss, random_states, step_dense
+from skirl.sweep.contender import Contender, Loss, step_dense
 from skirl.sweep.fused import same_bits
+from skirl.tools.rng_state import of_torch
 
 WARM = 3
 """Runs before a graph is captured: libraries choose their kernels in the first."""
@@ -38,13 +39,13 @@ class Graphed:
                 self._rows.append([bank.detach().clone().requires_grad_() for bank in part.banks])
                 self._inputs.append([*own, *self._rows[-1], *self._data])
                 buffers = [each for each in own if not each.requires_grad]
-                before, states = [each.clone() for each in buffers], random_states()
+                before, states = [each.clone() for each in buffers], of_torch()
                 eager.append([part(*self._inputs[-1]) for _ in range(WARM)][-1])
                 if not all(map(torch.equal, before, buffers)):
                     for each, was in zip(buffers, before, strict=True):
                         each.copy_(was)
                     raise Unfit("a model changes its buffers")
-                if not all(map(torch.equal, states, random_states())):
+                if not all(map(torch.equal, states, of_torch())):
                     raise Unfit("a step draws random numbers")
             main.wait_stream(branch)
         self._graph, self._results = torch.cuda.CUDAGraph(), list[Any]()

@@ -15,11 +15,9 @@ from skirl.train.loop import touched_rows
 from skirl.train.recipe import Recipe
 
 WORTH = 1 << 21
-"""Least work that is worth several processes, in samples times variants; each step counts `_OF_A_STEP` samples more."""
+"""Least work that is worth several processes, in samples times variants. A step takes as long as 512 samples more."""
 FEWEST = 2
 """Fewest variants a process trains on average: reading and planning take as long as training two tiny models."""
-_OF_A_STEP = 512
-"""Number of samples whose training takes as long as the fixed work of a step."""
 
 
 def how_many(asked: int | str, recipe: Recipe, variants: int) -> int:
@@ -28,9 +26,8 @@ def how_many(asked: int | str, recipe: Recipe, variants: int) -> int:
         check_alone(int(asked), recipe)
         return min(int(asked), variants)
     steps = recipe.stream().steps or recipe.data.steps
-    if recipe.device.device != "cpu" or (
-        steps is not None and steps * variants * (recipe.data.batch + _OF_A_STEP) < WORTH
-    ):
+    few = steps is not None and steps * variants * (recipe.data.batch + 512) < WORTH
+    if few or recipe.device.device != "cpu":
         return 1
     return max(1, min(cores() // (recipe.device.threads or 1), variants // FEWEST))
 
@@ -55,7 +52,7 @@ def share_of(recipe: Recipe, variants: Sequence[Varied], rank: int, size: int) -
     if size == 1:
         return recipe, variants
     if size > (most := len(variants)):
-        raise ValueError(f"there are {size} processes for {most} variants that race: launch -n {most}, or fewer")
+        raise ValueError(f"there are {size} processes, more than variants that race: launch -n {most}, or fewer")
     own = dealt(variants, size)[rank]
     if recipe.counts_first:
         recipe = replace(recipe, cache=replace(recipe.cache, cache=str(recipe.cache_size(touched_rows(recipe)))))

@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict
+from datetime import UTC, datetime
 from math import isfinite, nan
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +21,6 @@ from skirl.peers.processes import launched_here
 from skirl.pipeline.lookahead import lookahead
 from skirl.sweep.checkpoint import check_same, plain, read_header
 from skirl.sweep.entrant import Entrant, evaluate, sweep_of
-from skirl.sweep.folder import SweepFolder
 from skirl.sweep.race import Race, VariantPlace, difference
 from skirl.sweep.ranks import Ranks, check_alone, of_whole, share_of
 from skirl.sweep.sweep import Diverged
@@ -32,6 +33,7 @@ from skirl.tools.units import figure, parse_bytes, timeout_of
 from skirl.train.flags import EvaluationFlags, LogFlags
 from skirl.train.loop import count_steps
 from skirl.train.recipe import Recipe
+from skirl.train.run_folder import Missing, folder_of, put_json
 
 log = logging.getLogger("skirl")
 
@@ -55,6 +57,9 @@ KEPT = (
 """What the result of a sweep has of that of each variant."""
 SECONDS = 2.0
 """Most that several ranks train until they meet: a signal ends all of them at the same step."""
+
+
+SWEEP, STANDING, RESULT = "sweep.json", "standing.json", "result.json"
 
 
 class Told(NamedTuple):
@@ -110,10 +115,12 @@ class SweepRun:
         if saved:
             self.race.load_state_dict(saved["race"])
         where = saved["run"] if saved and logged.folder() == "auto" else logged.folder()
-        name = f"sweep-{recipe.data.kind}"
-        self.folder = SweepFolder((where or "none") if ranks.first else "none", name, resume=keeping.resume)
-        self._path: str | None = ranks.told(self.folder.path and str(self.folder.path), "the folder")[0]
-        """That of the first rank. The variants of all have folders there."""
+        path = folder_of(
+            (where or "none") if ranks.first else "none", f"sweep-{recipe.data.kind}", SWEEP, keeping.resume
+        )
+        self._path: str | None = ranks.told(path and str(path), "the folder")[0]
+        """Folder of the sweep, which the first rank writes. The variants of all have folders there."""
+        self._missing = Missing()
         self.results: dict[str, dict[str, Any]] = saved.get("results", {})
         self._racing = [variant for variant in variants if variant.name in self.race.racing]
         check_alone(ranks.size, recipe)
@@ -121,14 +128,9 @@ class SweepRun:
         memory = flags["memory"]
         if ranks.size > 1 and memory not in (None, "auto"):
             memory = f"{parse_bytes(memory) // ranks.size}B"
-        with ExitStack() as refused:
-            self.sweep = sweep_of(self.recipe, own, resume=keeping.resume, inexact=flags["inexact"], memory=memory)
-            refused.callback(self.sweep.close)  # a second try must find its stores free
-            self.entrants: dict[str, Entrant] = {}
-            for variant, one in zip(own, self.sweep.variants, strict=True):
-                alone = LogFlags(run=f"{self._path}/{variant.name}" if self._path else "none", log_every=self.every)
-                self.entrants[variant.name] = Entrant(variant, one, keeping, evaluation, alone)
-            refused.pop_all()
+        self.sweep = sweep_of(self.recipe, own, resume=keeping.resume, inexact=flags["inexact"], memory=memory)
+        self._own, self._evaluation = own, evaluation
+        self.entrants: dict[str, Entrant] = {}
         self.speed = Speed()
         """Of the stream: each sample counts once, for all variants."""
         self.samples = 0
@@ -166,6 +168,9 @@ class SweepRun:
                 raise
 
     def begin(self) -> None:
+        for variant, one in zip(self._own, self.sweep.variants, strict=True):
+            alone = LogFlags(run=f"{self._path}/{variant.name}" if self._path else "none", log_every=self.every)
+            self.entrants[variant.name] = Entrant(variant, one, self.keeping, self._evaluation, alone)
         if self.header is not None:
             assert self.keeping.save is not None
             self.sweep.load_from(self.keeping.save, self.header)
@@ -185,7 +190,7 @@ class SweepRun:
         if self.race.racing:
             return None
         last = self.race.left[-1]
-        return f"all {len(self.variants)} variants have diverged, {last.variant} as the last one, which {last.state}"
+        return f"all variants have diverged, {last.variant} as the last one, which {last.state}"
 
     def leg(self) -> bool:
         """Train until all ranks meet, and drop those below a rung. Return False if no variant or no batch is left."""
@@ -194,7 +199,10 @@ class SweepRun:
         if not samples:
             return False
         if race.step == self._begun_at:
-            self.folder.begin(self.flags, self.variants)
+            self._put(SWEEP, {
+                "flags": self.flags, "variants": [{"name": v.name, "overrides": v.overrides} for v in self.variants],
+                "started": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine(),
+            })  # fmt: skip
         for of_step, count in zip(losses, samples, strict=True):
             left += race.see(of_step)
             if not race.racing:
@@ -209,8 +217,16 @@ class SweepRun:
             entrant.after_step(self.batches, last=self._last)
         self.speed.reached(self.samples)
         if step % self.every == 0 or self._last or not race.racing:
-            self.folder.standing(race)
+            self._put(STANDING, {"step": race.step, "places": [asdict(place) for place in race.standing()]})
         return bool(race.racing)
+
+    def _put(self, name: str, facts: dict[str, Any]) -> None:
+        """Write a file of the folder. One that cannot be written is listed as missing, and does not end the sweep."""
+        if self.ranks.first and self._path is not None:
+            folder = Path(self._path)
+            with self._missing.tried(name, folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                put_json(folder / name, {"command": "sweep", **facts})
 
     def _meeting(self) -> int:
         """Return the step at which all ranks meet next."""
@@ -371,8 +387,9 @@ class SweepRun:
             "machine": machine() | {"threads": self.recipe.device.threads},
             "run": self._path,
             "stopped_by": self.stopped_by,
-            "missing": self.folder.missing + of_variants,
+            "missing": self._missing.told() + of_variants,
             "failed": self.failed or self._not_saved,
         }
-        self.folder.finish(result)
-        return result | {"missing": self.folder.missing + of_variants}
+        if self._path and (race.step > self._begun_at or not (Path(self._path) / RESULT).is_file()):
+            self._put(RESULT, result)  # else a resume found nothing left to train
+        return result | {"missing": self._missing.told() + of_variants}

@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from skirl.checkpoint import folder
 from skirl.checkpoint.load_run import load
 from skirl.checkpoint.saving import Saving, save
 from skirl.core.groups import RowOptimizers
@@ -20,7 +21,7 @@ from skirl.engine.work import Work
 from skirl.nn.collection import Collection
 from skirl.peers.base import Alone
 from skirl.pipeline.lookahead import Lookahead
-from skirl.sweep.checkpoint import confirm, read_header, write_header, write_rows
+from skirl.sweep.checkpoint import read_header, write_header, write_rows
 from skirl.sweep.contender import (
     Contender,
     Folders,
@@ -242,7 +243,7 @@ class Sweep:
         step = self._now
         if len(self.racing) == 1:
             raise Diverged(
-                f"all {len(self.variants)} variants have diverged, the last one ({contender.name!r}) in step {step}, where "
+                f"all variants have diverged, the last one ({contender.name!r}) in step {step}, where "
                 f"its loss is {contender.loss}: try smaller learning rates"
             )
         log.warning("variant %r has diverged: its loss is %s in step %d", contender.name, contender.loss, step)
@@ -274,7 +275,8 @@ class Sweep:
         names = ranks.written(write, "a checkpoint is on disk")
         header["variants"] = {name: of for one in names for name, of in one.items()}
         ranks.written(lambda: write_header(path, **header) if ranks.first else None, "its header")
-        confirm(savings)
+        for saving in savings.values():  # what the header, which is on disk, no longer names
+            folder.retain(saving.folder, saving.number, 1, saving.number, saving.start)
 
     def saved(self, path: Path, some: Sequence[Contender]) -> dict[str, Saving]:
         """Save some of the variants in the race.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from skirl.checkpoint.folder import OF_SWEEP, refuse_checkpoints
-from skirl.tools.flags import Flag, WrongFlags, expected, flags_of, is_list, read_as, read_text
+from skirl.tools.flags import Flag, WrongFlags, expected, flags_of, is_list, read_text
 from skirl.tools.os_errors import why
 from skirl.train.flags import CheckpointFlags
 from skirl.train.recipe import Recipe
@@ -83,7 +83,8 @@ def checked_variants(base: Recipe, named: Sequence[tuple[str, Mapping[str, Any]]
             recipe = replace(recipe, data=replace(recipe.data, data_seed=base.data.stream_seed))
         if other := next((one.name for one in variants if one.recipe == recipe), None):
             raise ValueError(f"variants {other} and {name} are alike: leave one of them out")
-        variants.append(Varied(name, dict(overrides), recipe=recipe))
+        flat = recipe.flat()
+        variants.append(Varied(name, {flag: flat[flag] for flag in overrides}, recipe=recipe))
     return variants
 
 
@@ -162,18 +163,9 @@ def _of_file(path: Path) -> list[tuple[str, dict[str, Any]]]:
         raise ValueError(f"variants is {str(path)!r}, which cannot be read as TOML ({why(error)}): fix it") from None
     if not tables:
         raise ValueError(f"{path} has no variant: write one or more, or leave variants out")
-    named = []
-    for name, found in tables.items():
-        if not isinstance(found, dict):
-            raise ValueError(f"{path}: {name} is outside of a table: write [NAME] above the values of each variant")
-        named.append((name, values := dict[str, Any]()))
-        for key, value in found.items():
-            flag = _flag(key)
-            try:
-                values[flag.name] = read_as(flag.type, value)
-            except TypeError as wanted:
-                raise ValueError(f"{path}, [{name}]: {flag.name} is {value!r}: set it to {wanted}") from None
-    return named
+    if outside := next((name for name, found in tables.items() if not isinstance(found, dict)), None):
+        raise ValueError(f"{path}: {outside} is outside of a table: write [NAME] above the values of each variant")
+    return [(name, {_flag(key).name: value for key, value in found.items()}) for name, found in tables.items()]
 
 
 _RUNG = re.compile(r"(\d+)|(\d+(?:\.\d+)?)%")
@@ -227,10 +219,6 @@ class KeepFlags(CheckpointFlags):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.save is not None and not self.resume:
-            if (self.save / OF_SWEEP).is_file():
-                raise ValueError(
-                    f"save is {self.save}, which holds a sweep: add --resume to go on with it, or set another folder"
-                )
             refuse_checkpoints(self.save)
 
     @property

@@ -1,7 +1,7 @@
 """The states of the random generators that a training script uses without naming one, saved with a checkpoint."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -55,24 +55,35 @@ def restore(state: dict[str, Any]) -> None:
         _own = state
 
 
+def of_torch() -> list[torch.Tensor]:
+    """Return the states of torch's generators: on the CPU, and on GPUs that are in use."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    return [torch.get_rng_state(), *cuda]
+
+
+def put_torch(states: Sequence[torch.Tensor]) -> None:
+    """Put states in their place, on GPUs only if all are here."""
+    cpu, *cuda = states
+    torch.set_rng_state(cpu)
+    if cuda and torch.cuda.is_available() and len(cuda) <= torch.cuda.device_count():
+        for device, own in enumerate(cuda):
+            torch.cuda.set_rng_state(own, device)
+
+
 def _now() -> dict[str, Any]:
     version, words, gauss = random.getstate()
     name, key, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002 the global one is meant
-    state = {
-        "torch": torch.get_rng_state(),
+    cpu, *cuda = of_torch()
+    return {
+        "torch": cpu,
         "numpy": [name, np.asarray(key), position, has_gauss, cached],
         "python": [version, np.array(words, np.uint64), gauss],
+        **({"cuda": cuda} if cuda else {}),
     }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
 
 
 def _put(state: dict[str, Any]) -> None:
-    torch.set_rng_state(state["torch"])
+    put_torch([state["torch"], *state.get("cuda", [])])
     np.random.set_state(tuple(state["numpy"]))  # noqa: NPY002
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words.tolist()), gauss))
-    if "cuda" in state and torch.cuda.is_available() and len(state["cuda"]) <= torch.cuda.device_count():
-        for device, own in enumerate(state["cuda"]):
-            torch.cuda.set_rng_state(own, device)

@@ -111,7 +111,7 @@ class RunFolder:
         trainers: int = 1,
     ) -> None:  # fmt: skip
         """Check the folder. "none" writes nothing, "auto" makes a new one named after `name` and the time."""
-        self.folder = None if folder == "none" else new_folder(name) if folder == "auto" else Path(folder)
+        self.folder = folder_of(folder, name, CONFIG, resume)
         self.every = every
         self.begun_at = 0  # the step that the run goes on from
         self.changed: list[Change] = []  # from those of the saved run
@@ -124,14 +124,6 @@ class RunFolder:
         self._lines: Lines | None = None
         self._check: Callable[[], None] = lambda: None
         self._since: Since
-        if self.folder is None:
-            return
-        if self.folder.exists() and not self.folder.is_dir():
-            raise ValueError(f"run is {self.folder}, which is a file: set it to a folder")
-        if not resume and (self.folder / CONFIG).exists():
-            raise ValueError(
-                f"run is {self.folder}, which already holds a run: set run to another folder, or add --resume and its --save"
-            )
 
     def begin(self, batches: "Lookahead", meter: "Meter", check: Callable[[], None] = lambda: None) -> "RunFolder":
         """check: raises Superseded if a newer start of the run has taken the folder."""
@@ -328,10 +320,20 @@ def lines_of(folder: str | Path) -> list[dict[str, Any]]:
     return lines
 
 
-def new_folder(name: str) -> Path:
-    """Name a folder that nobody has, in the one for all runs."""
-    stem = f"{re.sub(r'[^A-Za-z0-9.]+', '-', name).strip('-')}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return Path(os.environ.get(RUNS) or "runs") / f"{stem}-{secrets.token_hex(2)}"
+def folder_of(where: str, name: str, first: str, resume: bool) -> Path | None:
+    """Return the folder of a run or a sweep: for "auto" one that nobody has, in the one for all runs. Raise if it holds
+    the first file of another."""
+    if where == "auto":
+        stem = f"{re.sub(r'[^A-Za-z0-9.]+', '-', name).strip('-')}-{time.strftime('%Y%m%d-%H%M%S')}"
+        return Path(os.environ.get(RUNS) or "runs") / f"{stem}-{secrets.token_hex(2)}"
+    path = None if where == "none" else Path(where)
+    if path is not None and path.exists() and not path.is_dir():
+        raise ValueError(f"run is {path}, which is a file: set it to a folder")
+    if path is not None and not resume and (path / first).exists():
+        raise ValueError(
+            f"run is {path}, which already holds a run: set run to another folder, or add --resume and its --save"
+        )
+    return path
 
 
 def put_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 from skirl.sweep.capture import Captured
-from skirl.sweep.memory.simulate import Step
+from skirl.sweep.memory.schedule import Step
 
 
 class Link:

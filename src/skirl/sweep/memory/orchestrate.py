@@ -14,7 +14,7 @@ from skirl.sweep.capture import Dense, capture, hand_over, inputs_of, tensors_of
 from skirl.sweep.contender import Contender, Loss, step_dense
 from skirl.sweep.memory.execute import DeviceLink, Link, Pack
 from skirl.sweep.memory.policy import Infeasible, Plan, Planner, fastest
-from skirl.sweep.memory.simulate import Step, step_of
+from skirl.sweep.memory.schedule import Step, step_of
 from skirl.sweep.passes import FakeTensorMode, call_loops
 from skirl.tools.machine import free_bytes
 from skirl.tools.units import parse_bytes
@@ -65,18 +65,15 @@ class Memory:
                 step.seconds, self.plan = {name: median(times[1:TIMED]) for name, times in step.times.items()}, None
         if self.plan is None or steps != self.plan.schedule.steps:
             self.plan = self._planned(steps)
-        self._run(self.plan, packs)
-
-    @torch.no_grad()
-    def _run(self, plan: Plan, packs: Sequence[Pack]) -> None:
-        for kind, pack, what in plan.schedule.actions:
-            getattr(packs[pack], kind)(what)
+        with torch.no_grad():
+            for kind, pack, what in self.plan.schedule.actions:
+                getattr(packs[pack], kind)(what)
 
     def _planned(self, steps: Sequence[Step]) -> Plan:
         room = self.limit - self.held
         plan = Planner(steps, room, self.link.rate).least()
         if plan.figures.peak > room:
-            raise Infeasible(plan.figures.peak + self.held, self.limit, len(steps))
+            raise Infeasible(plan.figures.peak + self.held, self.limit)
         if all(step.seconds for step in steps):
             plan = fastest(steps, room, self.link.rate)
         plan.schedule.check(room)

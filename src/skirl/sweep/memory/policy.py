@@ -5,16 +5,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from skirl.sweep.memory.schedule import Figures, Schedule, in_pairs, in_turns, with_transfers
-from skirl.sweep.memory.simulate import Order, Step
+from skirl.sweep.memory.schedule import Figures, Order, Schedule, Step, in_pairs, in_turns, with_transfers
 from skirl.tools.units import size
 
 
 class Infeasible(ValueError):
-    def __init__(self, least: int, limit: float, variants: int) -> None:
+    def __init__(self, least: int, limit: float) -> None:
         super().__init__(
-            f"{variants} variants in turns need {size(least)} ({least:,} bytes) at least, and memory is "
-            f"{size(limit)}: set memory to {least}B or more, or train fewer variants"
+            f"in turns, variants need {size(least)} ({least:,} bytes) at least, and memory is {size(limit)}: set memory to "
+            f"{least}B or more, or train fewer variants"
         )
 
 
