@@ -218,7 +218,7 @@ def test_a_trainer_that_cannot_write_stops_the_checkpoint_of_all(tmp_path: Path)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(codec, "write_dense", if_at("dense", codec.write_dense, lambda *args: 0))
-        patch.setattr(saving, "write_sealed", if_at("header", saving.write_sealed, lambda *args: 0))
+        patch.setattr(saving, "put_whole", if_at("header", saving.put_whole, lambda *args: 0))
         told = InProcess.run(2, work)
     for (_, rank), *sentences in zip(at, *told, strict=True):
         assert sentences[1 - rank] == f"rank {rank}: {sentences[rank]}"
@@ -467,7 +467,7 @@ def test_an_older_start_changes_nothing(tmp_path: Path, moment: str, trainers: i
     first, told = threading.Barrier(trainers), list[str]()
     with pytest.MonkeyPatch.context() as patch:
         points = {
-            "header": (saving, "write_sealed", before(newer, saving.write_sealed)),
+            "header": (saving, "put_whole", before(newer, saving.put_whole)),
             "rename": (sealed_json.os, "replace", _at_header(newer, sealed_json.os.replace)),
             "retain": (folders, "retain", before(newer, folders.retain)),
             "sweep is to be allowed": (folders, "is_newest", before(newer, folders.is_newest)),

@@ -80,7 +80,7 @@ def test_a_failure_in_the_background_is_raised_by_the_next_save(
 ) -> None:
     run = Run(Setup()).train(until=3)
     run.save(tmp_path)
-    monkeypatch.setattr(saving, "write_sealed", lambda *args: (_ for _ in ()).throw(OSError(28, "No space left")))
+    monkeypatch.setattr(saving, "put_whole", lambda *args: (_ for _ in ()).throw(OSError(28, "No space left")))
     failing = run.save(tmp_path, wait=False)
     with pytest.raises(OSError, match="got no new checkpoint, the disk is full"):
         run.save(tmp_path)

@@ -259,7 +259,7 @@ CHECKPOINTS = [
     Fault("one checkpoint too few is kept", "checkpoint.folder:retain",
           "keep - 1", "keep - 2"),
     Fault("an older start may put its header in place", "checkpoint.saving:_commit",
-          "write_sealed(saving.path, body, mark, partial(folder.check_start, path, saving.start))", "write_sealed(saving.path, body, mark)"),
+          "put_whole(saving.path, seal(body), mark, partial(folder.check_start, path, saving.start))", "put_whole(saving.path, seal(body), mark)"),
     Fault("an older start removes what a newer one has not named yet", "checkpoint.folder:sweep",
           "if not is_newest(folder, start):\n    return", "pass"),
 ]  # fmt: skip

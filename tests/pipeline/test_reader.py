@@ -17,7 +17,7 @@ import skirl
 from skirl import Batch, KeyedJagged
 from skirl.pipeline.reader import Watch, own
 from skirl.pipeline.stages import StageStuck
-from skirl.tools.interrupts import uninterrupted
+from skirl.tools.interrupts import Hold
 from tests.loops import our_threads, wait_for
 
 
@@ -115,7 +115,7 @@ def test_a_second_pass_with_more_batches_is_refused():
 def test_reads_within_timeout_are_left_alone(caplog):
     watch = Watch(0.3)
     for number in range(4):
-        with uninterrupted() as hold, watch.reading(hold, number):
+        with Hold() as hold, watch.reading(hold, number):
             time.sleep(0.1)
     time.sleep(0.5)  # and nothing happens between reads
     watch.close()
@@ -130,7 +130,7 @@ def test_a_hanging_loader_is_told_of_while_it_hangs(capfd, caplog):
     """Once after the timeout; nothing is raised inside the loader."""
     watch, go = Watch(0.2), threading.Event()
     sentence = r"the loader took \d\.\d s for batch 7, and timeout is 0.2 s: fix the loader, or raise"
-    with pytest.raises(StageStuck, match=sentence), uninterrupted() as hold, watch.reading(hold, 7):
+    with pytest.raises(StageStuck, match=sentence), Hold() as hold, watch.reading(hold, 7):
         threading.Thread(target=lambda: (wait_for(lambda: caplog.records), go.set())).start()
         hangs_here(go)
         came_back = True
@@ -145,7 +145,7 @@ def test_a_hanging_loader_is_told_of_while_it_hangs(capfd, caplog):
 def test_a_step_of_the_loader_that_came_late_is_an_error(caplog):
     """Within a single read, as in the first pass of an epoch. The error names the late batch."""
     watch = Watch(0.2)
-    with pytest.raises(StageStuck, match="for batch 1,"), uninterrupted() as hold, watch.reading(hold, 0):
+    with pytest.raises(StageStuck, match="for batch 1,"), Hold() as hold, watch.reading(hold, 0):
         watch.moved(1)
         time.sleep(0.3)
         watch.moved(2)
@@ -157,7 +157,7 @@ def test_a_step_of_the_loader_that_came_late_is_an_error(caplog):
 def test_ctrl_c_ends_a_loader_at_once(wait):
     """Whether it has hung for longer than the timeout or not."""
     watch = Watch(0.1)
-    with pytest.raises(KeyboardInterrupt), uninterrupted() as hold, watch.reading(hold, 0):
+    with pytest.raises(KeyboardInterrupt), Hold() as hold, watch.reading(hold, 0):
         timer = threading.Timer(wait, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
         timer.start()
         time.sleep(30)
@@ -167,7 +167,7 @@ def test_ctrl_c_ends_a_loader_at_once(wait):
 
 def test_closed_its_thread_ends():
     watch = Watch(0.4)
-    with uninterrupted() as hold, watch.reading(hold, 0):
+    with Hold() as hold, watch.reading(hold, 0):
         assert our_threads() == ["skirl-watch"]
     watch.close()
 

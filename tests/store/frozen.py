@@ -11,7 +11,7 @@ from skirl.store import Record, Store
 from skirl.store.base import Facts, Frozen, FrozenPart, SavedRows
 from skirl.store.disk.frozen import check_files, write_frozen
 from skirl.store.disk.manifest import Manifest
-from skirl.tools.sealed_json import read_sealed, write_sealed
+from skirl.tools.sealed_json import put_whole, read_sealed, seal
 
 HEADER = "frozen.json"
 
@@ -35,7 +35,7 @@ def finish(frozen: Frozen, folder: Path) -> Facts:
             facts = frozen.write()
         finally:
             frozen.release()
-        write_sealed(folder / HEADER, body_of(facts), secrets.token_hex(8))
+        put_whole(folder / HEADER, seal(body_of(facts)), secrets.token_hex(8))
     finally:
         known = {HEADER} | (files_of(facts_in(folder)) if (folder / HEADER).exists() else set())
         for path in folder.iterdir():

@@ -292,7 +292,7 @@ def _save_and_kill(case: Case, sweep: skirl.Sweep, told: Any) -> None:
     assert sweep.lookahead is not None
     (case.folder / f"told-{sweep.lookahead.step}").write_bytes(pickle.dumps(told))
     if case.killed == "all":
-        checkpoint.write_sealed = kill  # type: ignore[assignment]
+        checkpoint.put_whole = kill  # type: ignore[assignment]
     else:
         sweep.racing[-1].turn = kill  # type: ignore[method-assign]
     sweep.save(case.folder / "saved")

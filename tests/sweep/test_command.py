@@ -51,15 +51,15 @@ def saved_step(folder: Path) -> int:
 
 
 def test_a_disk_that_refuses_a_checkpoint_ends_no_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    write, steps = checkpoint.write_sealed, []
+    write, steps = checkpoint.put_whole, []
 
-    def full(path: Path, body: Any, mark: str) -> None:
-        steps.append(body["step"])
-        if body["step"] in (2, 4):
+    def full(path: Path, body: bytes, mark: str) -> None:
+        steps.append(json.loads(body)["step"])
+        if steps[-1] in (2, 4):
             raise OSError(errno.ENOSPC, "No space left on device")
         write(path, body, mark)
 
-    monkeypatch.setattr(checkpoint, "write_sealed", full)
+    monkeypatch.setattr(checkpoint, "put_whole", full)
     flags = FLAGS | {"steps": 6, "valid": None, "run": "none"}
     result = SweepCommand.of(**flags, vary=("lr=0.1,0.2",), save=tmp_path, save_every=2).run()
     assert steps == [2, 4, 6] and result["failed"] is None and saved_step(tmp_path) == 6

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from skirl.tools import interrupts
-from skirl.tools.interrupts import uninterrupted
+from skirl.tools.interrupts import Hold
 
 
 def press():
@@ -22,8 +22,8 @@ def handler_is_put_back():
 
 def test_the_innermost_hands_it_to_the_outermost():
     reached = []
-    with pytest.raises(KeyboardInterrupt), uninterrupted():
-        with uninterrupted():
+    with pytest.raises(KeyboardInterrupt), Hold():
+        with Hold():
             press()
         reached.append("between")
     assert reached
@@ -31,7 +31,7 @@ def test_the_innermost_hands_it_to_the_outermost():
 
 def test_the_most_is_let_through_inside_the_block():
     reached = []
-    with pytest.raises(KeyboardInterrupt), uninterrupted() as hold:
+    with pytest.raises(KeyboardInterrupt), Hold() as hold:
         hold.most = 2
         press()
         reached.append(1)
@@ -43,7 +43,7 @@ def test_the_most_is_let_through_inside_the_block():
 def test_an_ignored_interrupt_stays_ignored():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with uninterrupted() as hold:
+        with Hold() as hold:
             press()
             hold.check()
             press()
@@ -56,7 +56,7 @@ def test_other_threads_hold_nothing():
     active = []
 
     def body():
-        with uninterrupted() as hold:
+        with Hold() as hold:
             active.append(hold.active)
 
     thread = threading.Thread(target=body)
@@ -68,7 +68,7 @@ def test_other_threads_hold_nothing():
 def test_released_code_is_interrupted_and_then_left_in_peace(monkeypatch):
     monkeypatch.setattr(interrupts, "QUIET", 0.1)
     seen = []
-    with pytest.raises(KeyboardInterrupt), uninterrupted() as hold, hold.released():
+    with pytest.raises(KeyboardInterrupt), Hold() as hold, hold.released():
         try:
             press()
         except KeyboardInterrupt:
@@ -84,7 +84,7 @@ def test_released_code_is_interrupted_and_then_left_in_peace(monkeypatch):
 
 
 def test_an_interrupt_before_the_release_is_raised_there():
-    with pytest.raises(KeyboardInterrupt), uninterrupted() as hold:
+    with pytest.raises(KeyboardInterrupt), Hold() as hold:
         press()
         with hold.released():
             pytest.fail("not reached")
@@ -99,7 +99,7 @@ def test_one_that_comes_while_the_block_is_left_is_raised_behind_it(lent, monkey
             press()
         return install(number, handler)
 
-    with pytest.raises(KeyboardInterrupt), uninterrupted() as hold:
+    with pytest.raises(KeyboardInterrupt), Hold() as hold:
         if lent:
             released = hold.released()
             released.__enter__()
@@ -115,7 +115,7 @@ def test_a_handler_that_released_code_sets_is_kept():
         calls.append(number)
 
     try:
-        with uninterrupted() as hold:
+        with Hold() as hold:
             with hold.released():
                 signal.signal(signal.SIGINT, mine)
             press()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.tools.sealed_json import CheckpointError, read_sealed, write_sealed
+from skirl.tools.sealed_json import CheckpointError, put_whole, read_sealed, seal
 from tests.cases import cases
 
 texts = st.recursive(
@@ -25,7 +25,7 @@ def read(path: Path) -> dict[str, Any]:
 def test_written_and_changed(tmp_path_factory: pytest.TempPathFactory, content: dict[str, Any], data: Any) -> None:
     path = tmp_path_factory.mktemp("sealed") / "header.json"
     body = {"z": content, "format": "f", "format_version": 1, "skirl": "0"}
-    write_sealed(path, body, "mark")
+    put_whole(path, seal(body), "mark")
     assert read(path) == body and list(read(path)["z"]) == list(content)
     assert [other.name for other in path.parent.iterdir()] == ["header.json"]
     raw = bytearray(path.read_bytes())

@@ -24,9 +24,9 @@ from skirl.nn.collection import Collection, collections_of
 from skirl.peers.base import PeerError, Peers
 from skirl.store.base import Frozen
 from skirl.tools import __version__, rng_state
-from skirl.tools.interrupts import uninterrupted
+from skirl.tools.interrupts import Hold
 from skirl.tools.os_errors import ROOM, NotWritten, of_system, why
-from skirl.tools.sealed_json import CheckpointError, write_sealed
+from skirl.tools.sealed_json import CheckpointError, put_whole, seal
 
 
 class Saving:
@@ -186,7 +186,7 @@ def save(
             if peers.rank == 0:
                 saving.claim()
             saving.number = max([0, *folder.numbers(path)]) + 1
-            with uninterrupted():
+            with Hold():
                 try:
                     frozen = freeze_all(collections, path, saving.files)
                     body, more = _head(model, collections, run, peers.size) if peers.rank == 0 else ({}, {})
@@ -363,7 +363,7 @@ def _commit(saving: Saving, body: dict[str, Any], tensors: dict[str, Any], keep:
     mark, path = secrets.token_hex(8), saving.folder
     entry = codec.write_dense(path, mark, tensors)
     body |= {"number": saving.number, "start": saving.start, "dense": entry}
-    write_sealed(saving.path, body, mark, partial(folder.check_start, path, saving.start))
+    put_whole(saving.path, seal(body), mark, partial(folder.check_start, path, saving.start))
     folder.retain(path, saving.number, keep, saving.after, saving.start)
     return entry["bytes"]
 

@@ -3,7 +3,7 @@ of a result are those that `skirl train` and `skirl sweep` print."""
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ def _run(folder: Path, config: dict[str, Any], result: dict[str, Any]) -> Page:
         "AUC": {"training, so far": _points(train, "auc"), "held out": _points(evaluations, "test_auc")},
         "Samples a second": {"samples": _points(train, "samples_per_second")},
     }
-    return [*_lead(last, lines)], charts, lines
+    return [f"{lines['run']}: {lines.get('test') or 'loss ' + lines['loss']}."], charts, lines
 
 
 def run_lines(run: Mapping[str, Any]) -> dict[str, str]:
@@ -168,14 +168,6 @@ def held_out_lines(last: Line) -> dict[str, str]:
         "test": test,
         "best": f"step {best:,}, log loss {_figure(loss)}" + where * bool(kept or not last.get("keep_best")),
     }
-
-
-def _lead(last: Line, lines: Mapping[str, str]) -> Iterator[str]:
-    """Yield what came of the run, and whether it overfits."""
-    yield f"{lines['run']}: {lines.get('test') or 'loss ' + lines['loss']}."
-    if "test_step" in last and last["best_step"] != last["test_step"]:
-        grown = f"from {_figure(last['best_logloss'])} to {last['test_logloss']:.4f} by step {last['test_step']:,}"
-        yield f"It overfits: after step {last['best_step']:,}, held-out log loss rose {grown}."
 
 
 def _stages(result: Line) -> dict[str, str]:

@@ -17,7 +17,7 @@ from skirl.engine.window import Window
 from skirl.engine.work import Work
 from skirl.nn.optimizers import DenseGradients, unscaled
 from skirl.oracle.planner import Plan
-from skirl.tools.interrupts import uninterrupted
+from skirl.tools.interrupts import Hold
 
 _OTHERS = (
     "forward takes the batch that the lookahead yielded last, unchanged, and got other ids of feature {name!r}, whose rows "
@@ -152,7 +152,7 @@ class CurrentStep:
 
     def finish(self, apply: bool = True) -> None:
         """The step is over: apply the gradients of the micro-batches that came back, or drop them."""
-        with uninterrupted():
+        with Hold():
             self.out = None
             work, self.work = self.work, None
             if apply and work is not None and not work.applied and (work.returned or not self.engine.rows.local):
@@ -160,7 +160,7 @@ class CurrentStep:
 
     def update_together(self) -> None:
         """All of the step's backwards that come have come: with several trainers each sends what it has, or nothing."""
-        with uninterrupted():
+        with Hold():
             work = self.work
             if work is not None and not work.applied and not self.engine.rows.local:
                 self._update(work)
@@ -224,13 +224,13 @@ class CurrentStep:
 
     def backward_done(self, work: Work) -> None:
         """Backward of one micro-batch is complete; the last one updates the rows."""
-        with uninterrupted():  # a step that returned and was not updated would be applied later, by `finish`
+        with Hold():  # a step that returned and was not updated would be applied later, by `finish`
             work.returned += 1
             if work.returned == len(work.micros):
                 self._update(work)
 
     def _update(self, work: Work) -> None:
-        """Under `uninterrupted`."""
+        """Under a `Hold`."""
         scaler = self.grad_scaler
         if scaler is None and any(live.any() for live in work.live.values()):
             unscaled.add(self)
@@ -299,7 +299,7 @@ class StepByStep:
         if self._window is None:
             self._window, self._done = Window([engine], _PLAN), 0
             engine.forget_moves()
-        with uninterrupted() as hold:
+        with Hold() as hold:
             try:
                 work = self._planned(self._window, ids)
                 with hold.released():  # a store may hang

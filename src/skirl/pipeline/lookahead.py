@@ -26,7 +26,7 @@ from skirl.pipeline.reader import DataPosition, Reader, Watch
 from skirl.pipeline.shards import Shards
 from skirl.pipeline.stages import LOOP, StageHook, Timeline, Times, keep_rows
 from skirl.tools import rng_state
-from skirl.tools.interrupts import Hold, uninterrupted
+from skirl.tools.interrupts import Hold
 
 log = logging.getLogger("skirl")
 NAMED_WITHIN = 30.0
@@ -397,7 +397,7 @@ class Lookahead:
         - `apply`: whether a step that has the backward of only some micro-batches is applied, as it is by default.
           Otherwise, it never happened.
         """
-        with uninterrupted() as hold:
+        with Hold() as hold:
             if not self._entered:
                 return
             try:
@@ -444,7 +444,7 @@ class Lookahead:
             rng_state.restore(start)  # as if the first pass never happened: same draws as with any other depth
         self.times.timeline.first = now.here.step
         self._reader.begin(now.here)
-        with uninterrupted():
+        with Hold():
             window = Window(self.engines, self._plan, self._epoch, self._shards, self._route(), self._mine)
             pipeline = Pipeline(
                 self.engines, window, self._plan.prefetch, timeout=self._timeout, hook=self.hook, times=self.times

@@ -15,7 +15,7 @@ from skirl.engine.work import Work
 from skirl.oracle.step import Step
 from skirl.pipeline.reader import Reader
 from skirl.pipeline.stages import LOOP, StageHook, Stages, StageStuck, Times
-from skirl.tools.interrupts import Hold, uninterrupted
+from skirl.tools.interrupts import Hold
 from skirl.tools.os_errors import why
 
 STAGES = ("plan", "fetch", "write", "write 2")
@@ -163,7 +163,7 @@ class Pipeline:
     def drain(self) -> None:
         """Wait until all rows that have left the cache are in the store. This counts as no stall: training does not wait."""
         stall, blame = self.times.stall, dict(self.times.blame)
-        with uninterrupted() as hold:
+        with Hold() as hold:
             self.stages.wait(hold, lambda: self._written == self.done - 1, "write-backs", self.done - 1)
         self.times.stall = stall
         self.times.blame.update(blame)
@@ -172,7 +172,7 @@ class Pipeline:
         """Stop all stages. What was executed stays; what was only planned never happened."""
         if self._closed or os.getpid() != self._pid:  # in a forked child the threads are its parent's
             return
-        with uninterrupted() as hold:
+        with Hold() as hold:
             self._closed = True
             self.stages.close()
             stuck = self.stages.join(hold)

@@ -23,7 +23,7 @@ from skirl.oracle.planner import Vote
 from skirl.oracle.route import Route
 from skirl.pipeline.stages import LOOP, StageStuck, Times, seconds
 from skirl.tools import rng_state
-from skirl.tools.interrupts import Hold, uninterrupted
+from skirl.tools.interrupts import Hold
 
 log = logging.getLogger("skirl")
 
@@ -45,7 +45,7 @@ class Watch:
     @contextmanager
     def held_back(self) -> Iterator[Hold]:
         """Hold interrupts back in this block but for `reading`, which one may leave before its end."""
-        with uninterrupted() as hold:
+        with Hold() as hold:
             try:
                 yield hold
             finally:

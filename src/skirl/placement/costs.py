@@ -20,7 +20,7 @@ from skirl.placement.spec import BINS, TableSpec
 from skirl.tools import __version__
 from skirl.tools.lanes import counts_of
 from skirl.tools.os_errors import writing
-from skirl.tools.sealed_json import read_sealed, write_sealed
+from skirl.tools.sealed_json import put_whole, read_sealed, seal
 from skirl.train.placed import Bytes
 
 PLAIN = (
@@ -87,12 +87,10 @@ class ComputeNet:
     def body(self) -> dict[str, Any]:
         layers = {name: [packed(of) for of in vars(getattr(self, name)).values()] for name in ("each", "head")}
         moments = {"mean": packed(self.mean), "deviation": packed(self.deviation)}
-        return {"features": list(FEATURES), **moments, **layers}
+        return {**moments, **layers}
 
     @classmethod
     def parsed(cls, body: Mapping[str, Any]) -> "ComputeNet":
-        if body["features"] != list(FEATURES):
-            raise ValueError("its net has other features than those of this skirl: measure again")
         layers = [Mlp(*map(unpacked, body[name])) for name in ("each", "head")]
         return cls(unpacked(body["mean"]), unpacked(body["deviation"]), *layers)
 
@@ -218,7 +216,7 @@ TERMS = (
 )  # fmt: skip
 """The last three are for rows that take the plain loops. The logarithm is there because many rows do not stay in the caches
 from the forward pass to the backward one, so that each costs more."""
-FORMAT, VERSION = "skirl-costs", 5
+FORMAT, VERSION = "skirl-costs", 5  # also of the features and the terms
 _FLOAT = 4
 _NOTHING = np.zeros(SUMS)
 
@@ -290,20 +288,18 @@ class Costs:
 
 def save_costs(costs: Costs, path: Path) -> None:
     body = {
-        "format": FORMAT, "format_version": VERSION, "skirl": __version__, "backend": costs.kernel, "terms": list(TERMS),
+        "format": FORMAT, "format_version": VERSION, "skirl": __version__, "backend": costs.kernel,
         "ms": {name: list(of) for name, of in costs.ms.items()},
         "net": None if costs.net is None else costs.net.body(),
     }  # fmt: skip
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_sealed(path, body, secrets.token_hex(8))
+        put_whole(path, seal(body), secrets.token_hex(8))
 
 
 def load_costs(path: Path, *, link: float, ranks: int, kernels: Sequence[str] = KERNELS[:1]) -> Costs:
     body = read_sealed(path, format=FORMAT, version=VERSION, what="file of costs")
     check_kernel(body["backend"], kernels, f"{path} is")
-    if tuple(body["terms"]) != TERMS:
-        raise ValueError(f"{path} has other terms than those of this skirl: measure again")
     net = None if body["net"] is None else ComputeNet.parsed(body["net"])
     ms = {name: tuple(of) for name, of in body["ms"].items()}
     return Costs(ms, link, ranks, body["backend"], net)

@@ -21,7 +21,7 @@ from skirl.store.disk.manifest import Manifest, take_over
 from skirl.store.disk.os_files import OsFiles
 from skirl.sweep.variants import Varied
 from skirl.tools import __version__
-from skirl.tools.sealed_json import CheckpointError, read_sealed, write_sealed
+from skirl.tools.sealed_json import CheckpointError, put_whole, read_sealed, seal
 from skirl.train.resume import FREE, check_flags
 
 FORMAT = "skirl-sweep-checkpoint"
@@ -33,7 +33,7 @@ def write_header(path: Path, step: int, **facts: Any) -> None:
     head = {"format": FORMAT, "format_version": _VERSION, "skirl": __version__, "step": step}
     generator = torch.get_rng_state().numpy().tobytes().hex()
     with told_of(path):
-        write_sealed(path / HEADER, {**head, "generator": generator, **facts}, f"{step:016x}")
+        put_whole(path / HEADER, seal({**head, "generator": generator, **facts}), f"{step:016x}")
 
 
 def write_rows(engine: Engine, path: Path, before: dict[str, Any]) -> Callable[[Pack], Callable[..., Frozen]]:

@@ -34,7 +34,7 @@ from skirl.sweep.contender import (
 from skirl.sweep.fused import Forms
 from skirl.sweep.ranks import Ranks
 from skirl.sweep.variants import Variant
-from skirl.tools.interrupts import uninterrupted
+from skirl.tools.interrupts import Hold
 
 
 class Diverged(ArithmeticError):
@@ -224,7 +224,7 @@ class Sweep:
 
     def _leave(self, contender: Contender, why: str, step: int | None = None) -> None:
         embeddings = contender.embeddings
-        with uninterrupted():
+        with Hold():
             if self.lookahead is not None:
                 self.lookahead.drain()
             embeddings.current.finish()
@@ -287,7 +287,7 @@ class Sweep:
             return {}
         self._check_round()
         racing, savings = self.racing, dict[str, Saving]()
-        with uninterrupted():
+        with Hold():
             racing[0].embeddings.current.settle()
             rows_of = write_rows(self.engine, path / racing[0].name, self.rows_saved)
             for one in some:

@@ -18,7 +18,7 @@ QUIET = 0.5
 
 
 class Hold:
-    """Holds SIGINT back until its block ends; made by `uninterrupted`.
+    """Holds SIGINT back until its block ends.
 
     Python runs signal handlers in the main thread only; in other threads this does nothing.
     """
@@ -119,11 +119,6 @@ class Hold:
         while frame is not None and not (frame.f_code is Hold.__exit__.__code__ and frame.f_locals["self"] is self):
             frame = frame.f_back
         return frame is not None
-
-
-def uninterrupted() -> Hold:
-    """Hold SIGINT back until the block ends."""
-    return Hold()
 
 
 _NAMES: dict[int, str] = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}

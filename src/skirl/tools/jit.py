@@ -11,7 +11,7 @@ from numba.core import event
 from numba.core.cgutils import get_item_pointer
 from numba.extending import intrinsic
 
-from skirl.tools.interrupts import Hold, uninterrupted
+from skirl.tools.interrupts import Hold
 from skirl.tools.kernel_cache import cache_for
 
 Kernel = Callable[..., Any]
@@ -81,7 +81,7 @@ class _Quiet(event.Listener):
 
     def on_start(self, event: event.Event) -> None:
         if threading.current_thread() is threading.main_thread():
-            self._holds.append(uninterrupted().__enter__())
+            self._holds.append(Hold().__enter__())
 
     def on_end(self, event: event.Event) -> None:
         if self._holds and threading.current_thread() is threading.main_thread():

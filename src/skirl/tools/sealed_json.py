@@ -68,15 +68,11 @@ def seal(body: Mapping[str, Any]) -> bytes:
     return (json.dumps({**body, _SEAL: checksum}, indent=1) + "\n").encode()
 
 
-def write_sealed(path: Path, body: Mapping[str, Any], mark: str, check: Callable[[], None] = lambda: None) -> None:
-    """Put a header in place. Everything that it names must be on disk already."""
-    put_whole(path, seal(body), mark, check)
-
-
 def put_whole(path: Path, content: bytes, mark: str, check: Callable[[], None] = lambda: None) -> None:
     """Put a file in place. Whatever fails, either the old one or the new one is there, whole.
 
-    The draft is called `PATH-MARK.tmp`. `check` is called when it is on disk; if it raises, it is not put in place.
+    What it names must be on disk already. The draft is called `PATH-MARK.tmp`. `check` is called when that is on disk; if it
+    raises, it is not put in place.
     """
     draft = path.with_name(f"{path.name}-{mark}.tmp")
     try:
