@@ -86,10 +86,7 @@ def _joined(folder: Path, number: int, size: int) -> tuple[Trace, int]:
     parts = [np.load(folder / f"{number}-{rank}.npz") for rank in range(size)]
     trace = Trace(f"{size} trainers", parts[0]["losses"].tolist(), {DENSE: parts[0]["dense"]})
     for rank, part in enumerate(parts[1:], start=1):
-        if (
-            part["losses"].tobytes() != parts[0]["losses"].tobytes()
-            or part["dense"].tobytes() != parts[0]["dense"].tobytes()
-        ):
+        if any(part[name].tobytes() != parts[0][name].tobytes() for name in ("losses", "dense")):
             raise RuntimeError(f"rank {rank} has other losses or dense weights than rank 0: this is a bug in skirl")
     order = np.argsort(every := np.concatenate([part["keys"] for part in parts]), kind="stable")
     trace.keys, first = np.unique(every[order], return_index=True)

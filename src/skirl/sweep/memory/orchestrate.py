@@ -65,9 +65,12 @@ class Memory:
                 step.seconds, self.plan = {name: median(times[1:TIMED]) for name, times in step.times.items()}, None
         if self.plan is None or steps != self.plan.schedule.steps:
             self.plan = self._planned(steps)
-        with torch.no_grad():
-            for kind, pack, what in self.plan.schedule.actions:
-                getattr(packs[pack], kind)(what)
+        self._run(self.plan, packs)
+
+    @torch.no_grad()
+    def _run(self, plan: Plan, packs: Sequence[Pack]) -> None:
+        for kind, pack, what in plan.schedule.actions:
+            getattr(packs[pack], kind)(what)
 
     def _planned(self, steps: Sequence[Step]) -> Plan:
         room = self.limit - self.held
