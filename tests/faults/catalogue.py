@@ -309,7 +309,7 @@ SWEEP = [
     Fault("a neighbour's columns are read", "engine.packs:Pack.own",
           "slice(self.begins[bank], self.begins[bank] + self.held[bank])", "slice(0, self.held[bank])"),
     Fault("rows begin by another's seed", "engine.packs:Pack.place",
-          "seed=self.seed", "seed=0"),
+          "width, self.seed, *initial", "width, 0, *initial"),
     Fault("rows have another's rate", "engine.packs:Pack.scalars",
           "settings, self.steps", "[one._replace(lr=0.1) for one in settings], self.steps"),
     Fault("steps are counted for the first", "engine.rows:Rows.apply",
