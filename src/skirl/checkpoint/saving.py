@@ -377,11 +377,12 @@ def told_of(path: Path) -> Iterator[None]:
         found = of_system(error)
         if found is None or isinstance(error, NotWritten):
             raise
-        there: list[int] = []
+        stays = "there is none in it"
         with suppress(OSError):
-            there = folder.numbers(path)
-        stays = f"checkpoint {there[-1]} in it stays whole" if there else "there is none in it"
-        stays = "the one before stays whole" if (path / folder.OF_SWEEP).is_file() else stays
+            if there := folder.numbers(path):
+                stays = f"checkpoint {there[-1]} in it stays whole"
+            elif (path / folder.OF_SWEEP).is_file():
+                stays = "the one before stays whole"
         then = "free some room" if found.errno in ROOM else "make it a folder that can be written to"
         text = f"{path} got no new checkpoint, {why(error)}; {stays}: {then}, and save again"
         raise NotWritten(text, found.errno) from error

@@ -124,8 +124,8 @@ def given_inverse(sparse: Any) -> tuple[list[int], dict[str, torch.Tensor]] | No
             "sample has: pass inverse_indices as well, or a KeyedJaggedTensor of one stride"
         )
     names, matrix = pair
-    if matrix.dim() != 2 or len(matrix) != len(names):
-        raise BadIds(f"inverse_indices are {list(matrix.shape)} for {len(names)} features: pass [features, samples]")
+    if not isinstance(matrix, torch.Tensor) or matrix.dim() != 2 or len(matrix) != len(names):
+        raise BadIds(f"inverse_indices do not fit {len(names)} features: pass a tensor, [features, samples]")
     return list(sparse.stride_per_key()), dict(zip(names, matrix, strict=True))
 
 

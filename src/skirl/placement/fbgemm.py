@@ -15,19 +15,17 @@ import torch
 from skirl.core.optim import row_optimizer
 from skirl.placement.costs import Costs
 from skirl.placement.measure import ARENA, EVICTED, Arena, Lookups, measure_machine
-from skirl.placement.spec import Piece
+from skirl.placement.spec import MULTIPLE, Piece
 
 KINDS = {
     "sgd": "EXACT_SGD", "rowwise-adagrad": "EXACT_ROWWISE_ADAGRAD", "adagrad": "EXACT_ADAGRAD", "adam": "ADAM",
 }  # fmt: skip
 """FBGEMM's names of the row optimizers that it has."""
-ON_GPU_ALONE = ("adam",)
-NARROW = 4  # the least dim, of which all others are multiples
 _LR, _FLOAT = 1e-6, 4
 
 
 def check_optimizers(names: Sequence[str], device: str = "cpu") -> None:
-    known = [name for name in KINDS if device != "cpu" or name not in ON_GPU_ALONE]
+    known = [name for name in KINDS if device != "cpu" or name != "adam"]
     for name in names:
         if name not in known:
             where = "CPU" if device == "cpu" else "CUDA"
@@ -37,9 +35,9 @@ def check_optimizers(names: Sequence[str], device: str = "cpu") -> None:
 
 
 def check_dim(table: str, dim: int) -> None:
-    if dim % NARROW:
+    if dim % MULTIPLE:
         raise ValueError(
-            f"table {table!r} has dim {dim}, and FBGEMM's operator takes multiples of {NARROW}: leave the table out"
+            f"table {table!r} has dim {dim}, and FBGEMM's operator takes multiples of {MULTIPLE}: leave the table out"
         )
 
 
@@ -71,9 +69,9 @@ class Memory:
         """Divide an arena, for the narrowest rows, whose state is largest."""
         width = row_optimizer(optimizer)().width
         by_row = optimizer == "rowwise-adagrad"
-        size = len(floats) * NARROW // width(NARROW) // NARROW * NARROW
-        state = size // NARROW if by_row else size
-        count = 1 if by_row else width(NARROW) // NARROW - 1
+        size = len(floats) * MULTIPLE // width(MULTIPLE) // MULTIPLE * MULTIPLE
+        state = size // MULTIPLE if by_row else size
+        count = 1 if by_row else width(MULTIPLE) // MULTIPLE - 1
         ends = [size + n * state for n in range(count + 1)]
         return cls(floats[:size], tuple(floats[end : end + state] for end in ends[:-1]), by_row)
 

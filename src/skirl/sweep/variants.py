@@ -163,7 +163,7 @@ def _of_file(path: Path) -> list[tuple[str, dict[str, Any]]]:
         raise ValueError(f"variants is {str(path)!r}, which cannot be read as TOML ({why(error)}): fix it") from None
     if not tables:
         raise ValueError(f"{path} has no variant: write one or more, or leave variants out")
-    if outside := next((name for name, found in tables.items() if not isinstance(found, dict)), None):
+    if (outside := next((name for name, found in tables.items() if not isinstance(found, dict)), None)) is not None:
         raise ValueError(f"{path}: {outside} is outside of a table: write [NAME] above the values of each variant")
     return [(name, {_flag(key).name: value for key, value in found.items()}) for name, found in tables.items()]
 

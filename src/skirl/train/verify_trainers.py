@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch.multiprocessing import ProcessExitedException, ProcessRaisedException, start_processes
+from torch.multiprocessing import ProcessRaisedException, start_processes
 
 from skirl.core.keys import table_of
 from skirl.core.tables import Schema
@@ -103,8 +103,11 @@ def _run(size: int, recipe: Recipe, runs: Sequence[dict[str, Any]], folder: Path
     get_context("forkserver").set_forkserver_preload([__name__])
     try:
         start_processes(_train_all, (size, port, recipe, runs, folder), size, start_method="forkserver")
-    except (ProcessExitedException, ProcessRaisedException) as error:
-        raise ValueError(f"one of {size} trainers failed: {str(error).splitlines()[-1]}") from error
+    except ProcessRaisedException as error:
+        kind, _, why = str(error).splitlines()[-1].partition(": ")
+        if not kind.startswith(("skirl.", "ValueError", "OSError")):  # no sentence for users
+            raise
+        raise ValueError(f"one of {size} trainers failed: {why}") from None
 
 
 def _train_all(rank: int, size: int, port: int, recipe: Recipe, runs: Sequence[dict[str, Any]], folder: Path) -> None:
