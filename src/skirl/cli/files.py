@@ -81,7 +81,7 @@ class Schema(ShowFlags):
 
     def __post_init__(self) -> None:
         if self.out is not None:
-            check_out(self.out, self.force)
+            check_out(self.out, self.force, ".toml")
 
     def run(self) -> dict[str, Any]:
         from skirl.data.files.draft import draft
@@ -110,7 +110,7 @@ class Vocab(FileFlags):
     def __post_init__(self) -> None:
         if self.min_count < 1:
             raise ValueError(f"min_count is {self.min_count}: set it to 1 or more")
-        check_files(self.data)
+        check_files(self.data, self.out)
         check_out(self.out, self.force, why=", and runs may need it")
 
     @timed
@@ -153,7 +153,7 @@ class Convert(SessionFlags):
     """Read the data and what was written once more, and compare all rows by their hashes, in any order."""
 
     def __post_init__(self) -> None:
-        check_files(self.data)
+        check_files(self.data, self.out)
         if self.by is None:
             for name in _BY_SESSION:
                 if getattr(self, name) != getattr(Convert, name):

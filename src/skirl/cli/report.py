@@ -40,7 +40,7 @@ def report(folder: Path) -> dict[str, Any]:
     """Write the page of a folder. Return its path, the result in the folder, if there is one, and the lines about it."""
     kind, file, make = ("Sweep", SWEEP, _sweep) if (folder / SWEEP).is_file() else ("Run", CONFIG, _run)
     if not (folder / file).is_file():
-        raise ValueError(f"{folder} has no {CONFIG}: name the folder of a run, such as runs/dlrm-synthetic-...")
+        raise ValueError(f"{folder} has no {CONFIG}: name the folder (--run) of a run or a sweep")
     try:
         result = _read(folder / RESULT)
         lead, charts, lines = make(folder, _read(folder / file), result)

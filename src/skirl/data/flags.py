@@ -2,8 +2,10 @@
 
 import re
 from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from skirl.data.files.find import find
 from skirl.tools.flags import check_types
 
 if TYPE_CHECKING:
@@ -178,6 +180,10 @@ class Unlabelled(DataFlags):
     labelled: ClassVar[bool] = False
 
 
-def check_files(data: str) -> None:
-    if data.partition(":")[0] not in FILE_KINDS:
+def check_files(data: str, out: Path | str | None = None) -> None:
+    """Raise unless data names files, and none of them is `out`."""
+    kind, _, paths = data.partition(":")
+    if kind not in FILE_KINDS:
         raise ValueError(f"data is {data!r}: set it to files, one of {', '.join(f'{k}:PATH' for k in FILE_KINDS)}")
+    if out is not None and Path(out).exists() and any(Path(path).samefile(out) for path in find(paths)):
+        raise ValueError(f"out is {out}, which is one of the data files: name another file")

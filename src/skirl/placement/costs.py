@@ -23,12 +23,9 @@ from skirl.tools.os_errors import writing
 from skirl.tools.sealed_json import put_whole, read_sealed, seal
 from skirl.train.placed import Bytes
 
-PLAIN = (
-    "log rows", "log dim", "log batch", "log ids", "log distinct", "log pooling", "plain loops", "no multiple of 8",
-)  # fmt: skip
 OPTIMIZERS = ("rowwise-adagrad", "sgd", "sgd-momentum", "adagrad", "adam", "ftrl")
-FEATURES = (*PLAIN, *(f"reuse {n}" for n in range(BINS)), *(f"is {name}" for name in OPTIMIZERS))
-"""Features of a part of a table; unknown ones count as the mean of the training data."""
+FEATURES = 8 + BINS + len(OPTIMIZERS)
+"""Number of features of a part of a table; unknown ones count as the mean of the training data."""
 HIDDEN, SUMS, HEAD = 32, 4, 16
 """Units of a part's net, number of sums that a set of parts has, and units of the head."""
 FARTHEST = 4.0  # deviations from the mean at which a feature is cut off, so that an unusual table gets no wild answer
@@ -37,14 +34,14 @@ MOST = log(4.0)  # the logarithm of a net's factor lies between this and its neg
 
 def features_of(spec: TableSpec, rows: int, dim: int) -> np.ndarray:
     """Return a net's features for this many rows and columns of a table, whose lookups are spread over its rows."""
-    share, found = rows / spec.rows, np.zeros(len(FEATURES))
+    share, found = rows / spec.rows, np.zeros(FEATURES)
     ids = max(spec.ids * share, 1e-3)
     found[:6] = (
         log(rows), log(dim), log(spec.batch), log(ids), log(max(spec.distinct * share, 1e-3)), log(ids / spec.batch)
     )  # fmt: skip
     found[6], found[7] = not counts_of(dim, 16), dim % 8 != 0
-    found[len(PLAIN) : len(PLAIN) + BINS] = spec.reuse or np.nan
-    found[len(PLAIN) + BINS :] = [spec.optimizer == name for name in OPTIMIZERS]
+    found[8 : 8 + BINS] = spec.reuse or np.nan
+    found[8 + BINS :] = [spec.optimizer == name for name in OPTIMIZERS]
     return found
 
 
@@ -66,7 +63,7 @@ class Mlp:
 class ComputeNet:
     """Corrections to sums of terms: a factor for the time of each part, and one for that of a whole set of parts.
 
-    `mean` and `deviation` are those of each of `FEATURES`. `each` tells the logarithm of a part's factor, and what it adds
+    `mean` and `deviation` are those of each feature. `each` tells the logarithm of a part's factor, and what it adds
     to `SUMS` sums; `head`, for these sums, the logarithm of the factor of the whole set.
     """
 
@@ -140,7 +137,7 @@ class Sets:
 def train_net(sets: Sets, seed: int, start: ComputeNet | None = None) -> ComputeNet:
     """`start`: a net of another machine."""
     generator = torch.Generator().manual_seed(seed)
-    each, head = _module(len(FEATURES), HIDDEN, 1 + SUMS, generator), _module(SUMS, HEAD, 1, generator)
+    each, head = _module(FEATURES, HIDDEN, 1 + SUMS, generator), _module(SUMS, HEAD, 1, generator)
     if start is None:
         deviation = sets.features.std(axis=0)
         mean, deviation = sets.features.mean(axis=0), np.where(deviation > 1e-6, deviation, 1.0)
@@ -210,12 +207,6 @@ KERNELS: tuple[Kernel, ...] = get_args(Kernel)  # the last one is unproven: nobo
 SHIPPED = Path(__file__).with_name("costs_cpu.json")
 """Costs of skirl's kernels, measured on one machine; measuring adapts them to another."""
 Part = tuple[TableSpec, int, int]  # a table's spec, and the part's rows and columns
-TERMS = (
-    "table", "ids", "ids*dim", "distinct", "distinct*dim", "distinct*log2(distinct)", "batch*dim",
-    "odd distinct", "odd ids*dim", "odd distinct*dim",
-)  # fmt: skip
-"""The last three are for rows that take the plain loops. The logarithm is there because many rows do not stay in the caches
-from the forward pass to the backward one, so that each costs more."""
 FORMAT, VERSION = "skirl-costs", 5  # also of the features and the terms
 _FLOAT = 4
 _NOTHING = np.zeros(SUMS)
@@ -223,6 +214,9 @@ _NOTHING = np.zeros(SUMS)
 
 def terms_of(spec: TableSpec, rows: int, dim: int) -> tuple[float, ...]:
     """Return the terms for this many rows and columns of a table, whose lookups are spread over its rows.
+
+    The last three are for rows that take the plain loops. The logarithm is there because many rows do not stay in the
+    caches from the forward pass to the backward one, so that each costs more.
 
     >>> terms_of(TableSpec("a", rows=1024, dim=8, batch=4, ids=8.0, distinct=8.0), 512, 8)
     (1.0, 4.0, 32.0, 4.0, 32.0, 8.0, 32.0, 0.0, 0.0, 0.0)
@@ -240,7 +234,7 @@ def terms_of(spec: TableSpec, rows: int, dim: int) -> tuple[float, ...]:
 class Costs:
     """Milliseconds that parts of tables take.
 
-    `ms` has a number for each of `TERMS` by row optimizer; `link` is the bytes per second that each of `ranks` sends, and
+    `ms` has a number for each of `terms_of` by row optimizer; `link` is the bytes per second that each of `ranks` sends, and
     receives.
     """
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from skirl.core.ids import capture
 from skirl.core.tables import Schema, Table
-from skirl.tools.os_errors import writing
+from skirl.tools.os_errors import why, writing
 from skirl.tools.progress import progress_of
 from skirl.tools.sealed_json import ANY, COUNT, TEXT, misfit, put_whole
 from skirl.train.flags import WAYS
@@ -124,8 +124,8 @@ def read(path: Path, tables: Sequence[Table], trainers: int) -> dict[str, Place]
     if plan.ranks != trainers:
         count, verb = plan.ranks, "is" if trainers == 1 else "are"
         raise ValueError(
-            f"placement is {path}, a plan for {count} trainers, and there {verb} {trainers}: start {count} by "
-            f"skirl launch -n {count}, make the plan again, or leave placement out"
+            f"placement is {path}, a plan for {count} trainers, and there {verb} {trainers}: train with {count} "
+            "(skirl launch -n, verify --trainers), make the plan again, or leave placement out"
         )
     return {table.name: table.at for table in plan.tables if table.at is not None}
 
@@ -158,7 +158,7 @@ class Plan:
         try:
             return cls.parsed(path.read_text())
         except (OSError, RecursionError) as error:
-            raise ValueError(f"{path}: it cannot be read ({error}): name a file that `skirl place` wrote") from None
+            raise ValueError(f"{path}: it cannot be read, {why(error)}: name a file of `skirl place`") from None
         except (json.JSONDecodeError, UnicodeDecodeError):
             raise ValueError(f"{path}: it is no JSON, or not all of it: make the plan again") from None
         except ValueError as error:

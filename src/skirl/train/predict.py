@@ -25,7 +25,7 @@ from skirl.core.batch import Batch
 from skirl.data.files.columnar import KEY_OF_PREDICTIONS, embedded_schema, parquet_at
 from skirl.data.files.find import find, kind_of
 from skirl.data.files.stream import Files
-from skirl.data.flags import FILE_KINDS, DataFlags, Unlabelled
+from skirl.data.flags import FILE_KINDS, DataFlags, Unlabelled, check_files
 from skirl.data.source import Source
 from skirl.data.vocabulary.growing import Growing
 from skirl.nn.collection import collections_of
@@ -170,9 +170,8 @@ def predict(chosen: SavedFlags, out: Path | None = None) -> dict[str, Any]:
     _, run = take_newest(chosen.checkpoint, Alone(), lambda header, _: _opened(header, chosen, labelled=out is None))
     with closing(run):
         data, labelled = run.recipe.data, bool(run.source.labels)
-        paths = find(data.path) if data.kind in FILE_KINDS else []
-        if out is not None and out.exists() and any(out.samefile(path) for path in paths):
-            raise ValueError(f"out is {out}, which is one of the data files: name another file")
+        if out is not None and data.kind in FILE_KINDS:
+            check_files(data.data, out)
         about = {"checkpoint": str(run.checkpoint), "step": run.step, "data": data.data, "part": data.valid}
         metrics = Metrics() if labelled else None
         samples = 0

@@ -149,6 +149,8 @@ class FileSchema:
             name, named, number = map(str.strip, part.rpartition("="))
             if not number.isdigit() or not 2 <= int(number) <= MAX_ROWS:
                 raise ValueError(f"rows is {rows!r}: set it to a number from 2 to 2**48, or to 100000,C3=2000000")
+            if not named and not self.kinds:
+                raise ValueError(f"rows is {rows!r}: every id column holds rows already: leave rows out")
             if not named:
                 general, numbers = int(number), numbers | dict.fromkeys(self.kinds)
             elif name not in numbers:
