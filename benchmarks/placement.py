@@ -189,7 +189,7 @@ class Placement(Bench):
             cap = int(sum(s.nbytes(s.rows, s.dim) for s in some) / ranks / FULL)
             sent = {s.name: s.sent(ranks) for s in some} if self.part == "home" else None
             of = replace(costs, link=LINK, ranks=ranks, sent=sent)
-            yield Problem([some[i] for i in canonical(some)], (cap,) * ranks, of, "exact")
+            yield Problem([some[i] for i in canonical(some)], (cap,) * ranks, of)
 
 
 if __name__ == "__main__":
