@@ -16,7 +16,7 @@ import numpy as np
 
 from common import Bench, main, result
 from skirl.placement.costs import Costs
-from skirl.placement.measure import arena_of, computing_ms, exchange_of, measure_machine
+from skirl.placement.measure import arena_of, check_plans, computing_ms, exchange_of, measure_machine
 from skirl.placement.search import Placed, Problem, search
 from skirl.placement.spec import Piece, TableSpec, blocks, canonical, reuse_of, whole
 
@@ -161,7 +161,7 @@ class Placement(Bench):
             placed = {name: greedy(problem, [rule(s) for s in problem.specs]) for name, rule in RULES.items()}
             placed["costs"] = greedy(problem, [sum(problem.cost(piece)[:2]) for piece in problem.root()])
             placed["row_wise"] = row_wise(problem)
-            placed["skirl"] = search(problem, seconds=SEARCH).placed
+            placed["skirl"] = check_plans(problem, search(problem, seconds=SEARCH), arena, self.tasks + n).placed
             if self.part == "torchrec" and find_spec("torchrec") is not None:
                 placed |= by_torchrec(problem)
             ms, _ = computing_ms(problem, list(placed.values()), arena, n, ROUNDS)
