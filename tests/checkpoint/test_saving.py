@@ -1,5 +1,6 @@
 """Checkpoints written alongside training: each of one step, with only what changed, and several in a folder."""
 
+import errno
 import os
 import threading
 import time
@@ -16,6 +17,7 @@ import skirl
 from skirl.checkpoint import folder as folders
 from skirl.checkpoint import numbers, saving
 from skirl.checkpoint.rows import FrozenCollection
+from skirl.checkpoint.saving import told_of
 from skirl.store import changes
 from skirl.store.disk.os_files import OsFiles
 from skirl.tools.os_errors import NotWritten
@@ -135,6 +137,17 @@ def test_what_a_killed_export_has_left_goes_a_day_later(tmp_path: Path) -> None:
         os.utime(tmp_path / name, (long_ago, long_ago))
     folders.sweep(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
+
+
+def test_a_folder_that_cannot_be_looked_at_is_told_of_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    with pytest.raises(NotWritten, match="got no new checkpoint, the disk is full; there is none"), told_of(tmp_path):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_closing_waits_for_the_checkpoint(tmp_path: Path) -> None:

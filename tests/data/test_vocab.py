@@ -130,6 +130,7 @@ def test_a_vocabulary_of_other_values_does_not_fit_converted_fingerprints(tsv: P
     list(DataFlags(f"parquet:{out}", vocab=hexes).stream())
     with pytest.raises(BadVocabulary, match="its ids of 'C1' are texts, not hex: make it again with this data"):
         DataFlags(f"parquet:{out}", vocab=texts)
+    assert Path(hexes).stat().st_mode == tsv.stat().st_mode, "others may read it"
     again = str(tmp_path / "again")  # and a vocabulary of the converted file fits the original
     Vocab(f"parquet:{out}", again, min_count=1, quiet=True).run()
     assert load(again).types == load(hexes).types and load(again).checksum == load(hexes).checksum

@@ -171,6 +171,13 @@ def test_two_processes_are_equal_to_the_reference_and_a_wrong_bit_is_named(monke
     assert "at the end: in 1 rows, the first of them row " in found["failed"]
 
 
+@pytest.mark.usefixtures("python")
+def test_a_trainer_that_is_refused_says_why(tmp_path):
+    run = {"cache": 1, "depth": 1, "store": "memory"}
+    with pytest.raises(ValueError, match=r"^one of 2 trainers failed: rank [01]: .*set cache to "):
+        module._run(2, Verify.of(**TINY, shards=2).recipe, [run], tmp_path)
+
+
 @pytest.mark.usefixtures("one_case", "python")
 def test_tables_by_rows_whole_and_by_columns_are_equal_to_the_reference():
     found = Verify.of(

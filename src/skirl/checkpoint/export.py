@@ -93,12 +93,11 @@ def write_rows(
 
 
 def to_state_dict(rows: nn.Module, out: Path, table: str | None, dense: Mapping[str, torch.Tensor]) -> None:
-    with tempfile.TemporaryDirectory(dir=out.parent) as folder:
-        draft, whole = Path(folder) / "rows.safetensors", Path(folder) / "whole"
+    with replacing(out) as whole, tempfile.TemporaryDirectory(dir=out.parent) as folder:
+        draft = Path(folder) / "rows.safetensors"
         to_safetensors(rows, draft, table, untouched=True)
         state = load_file(draft) | dict(dense)  # rows are mapped into memory, not read
         torch.save(state, whole) if out.suffix == ".pt" else save_file(state, whole, metadata={"format": "pt"})
-        whole.replace(out)
 
 
 def to_parquet(rows: nn.Module, path: Path, table: str | None, origins: Origins | None) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 from skirl.cli.show import Chart, ShowFlags, columns, facts, scores, write_page
 from skirl.tools.units import clock, figure, size
 from skirl.train.resume import told
-from skirl.train.run_folder import CONFIG, RESULT, WORDS, lines_of
+from skirl.train.run_folder import CONFIG, RESULT, STANDING, SWEEP, WORDS, lines_of
 
 Line = Mapping[str, Any]
 Page = tuple[Sequence[str], Mapping[str, Chart], dict[str, str]]
 """The sentences at the top of a page, its charts, and the lines that are printed too."""
-SWEEP, STANDING, PAGE = "sweep.json", "standing.json", "report.html"
+PAGE = "report.html"
 UNKNOWN = "still going on, killed, or failed"
 NOTE = """a loss is a mean over the recent batches, each before it was trained on
 one to rank 1 is on the same batches, with its standard error

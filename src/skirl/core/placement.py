@@ -55,7 +55,7 @@ class Placement:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What it is made of, which may have been JSON meanwhile."""
+        """Its fields, for JSON, which makes lists of them."""
         return {"use": self.use, "weights": list(self.weights)} | ({"whole": self.whole} if self.whole else {})
 
     @property

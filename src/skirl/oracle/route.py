@@ -188,7 +188,7 @@ class Letter:
     vote: Vote
     arrays: Sequence[np.ndarray] = ()
     """What its receiver is asked for: the two of `Requests` for each bank, and bags of tables that it looks up for all, as
-    `sent` returns them. None if there are no more batches."""
+    `sent` returns them. Empty if there are no more batches."""
     text: str = ""
     """Why the sender cannot go on, if it cannot."""
 
@@ -222,7 +222,7 @@ class Joined:
     whole: list[list[Ids]]
     """By bank: the micro-batches of all ranks, if this one looks it up for all; else none."""
     votes: list[Vote]
-    """By rank: votes on the window without this batch. None of a lone trainer, whose planner decides for itself."""
+    """By rank: votes on the window without this batch. Empty for a lone trainer, whose planner decides for itself."""
 
 
 class Route:

@@ -33,7 +33,7 @@ from skirl.tools.units import figure, parse_bytes, timeout_of
 from skirl.train.flags import EvaluationFlags, LogFlags
 from skirl.train.loop import count_steps
 from skirl.train.recipe import Recipe
-from skirl.train.run_folder import Missing, folder_of, put_json
+from skirl.train.run_folder import RESULT, STANDING, SWEEP, Missing, folder_of, put_json
 
 log = logging.getLogger("skirl")
 
@@ -57,9 +57,6 @@ KEPT = (
 """What the result of a sweep has of that of each variant."""
 SECONDS = 2.0
 """Most that several ranks train until they meet: a signal ends all of them at the same step."""
-
-
-SWEEP, STANDING, RESULT = "sweep.json", "standing.json", "result.json"
 
 
 class Told(NamedTuple):

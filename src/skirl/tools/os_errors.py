@@ -82,8 +82,12 @@ def replacing(path: str | Path) -> Iterator[Path]:
     place = Path(path)  # drops a trailing slash
     draft = place.with_name(f"{place.name}.{os.getpid()}.part")
     try:
+        with writing(path):
+            draft.touch()
+            mode = draft.stat().st_mode
         yield draft
         with writing(path):
+            draft.chmod(mode)  # safetensors writes for the owner alone
             os.replace(draft, place)
     finally:
         with suppress(OSError):

@@ -69,10 +69,9 @@ def seal(body: Mapping[str, Any]) -> bytes:
 
 
 def put_whole(path: Path, content: bytes, mark: str, check: Callable[[], None] = lambda: None) -> None:
-    """Put a file in place. Whatever fails, either the old one or the new one is there, whole.
+    """Put a file in place, after those that it names. Whatever fails, the old one or the new one is there, whole.
 
-    What it names must be on disk already. The draft is called `PATH-MARK.tmp`. `check` is called when that is on disk; if it
-    raises, it is not put in place.
+    The draft is called `PATH-MARK.tmp`. `check` is called when it is on disk; if it raises, it is not put in place.
     """
     draft = path.with_name(f"{path.name}-{mark}.tmp")
     try:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("skirl")
 
 CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"
+SWEEP, STANDING = "sweep.json", "standing.json"
 WORDS = {"fetched": "refetched", "new": "new", "written": "written"}
 """How people read the counts of rows that move."""
 LINE = {"kind": TEXT, "step": COUNT}  # the fields of every line

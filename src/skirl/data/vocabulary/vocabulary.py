@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save as packed
+from safetensors.numpy import save_file
 
 from skirl.data.files.hashing import BY_HASH, BY_OPEN, numbers_of, seed_of
 from skirl.data.files.schema import FileSchema
@@ -91,7 +91,7 @@ def save(path: str, types: Mapping[str, str], min_count: int, samples: int, tabl
     facts = {"types": dict(types), "min_count": min_count, "samples": samples, "version": VERSION}
     arrays = {f"{table}.keys": np.ascontiguousarray(keys, np.uint64) for table, keys in tables.items()}
     with replacing(path) as draft, writing(path):
-        draft.write_bytes(packed(arrays, metadata={"skirl": json.dumps(facts)}))
+        save_file(arrays, draft, metadata={"skirl": json.dumps(facts)})
 
 
 def load(path: str) -> Vocabulary:
