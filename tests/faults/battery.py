@@ -15,6 +15,7 @@ from skirl.data import Synthetic
 from skirl.engine.capacity import DoesNotFit
 from skirl.engine.kernels import cpu
 from skirl.oracle.bank import BankPlanner
+from skirl.oracle.route import FailedElsewhere
 from skirl.oracle.seen import Seen
 from tests import runs, test_trainers
 from tests.checkpoint.checks import CHECKS
@@ -130,7 +131,7 @@ def trainers(shift: int) -> dict[str, Callable[[], object]]:
             test_trainers.check(replace(case, seed=case.seed + shift, timeout=runs.TIMEOUT), patch)
 
     def too_small() -> None:
-        with pytest.raises((DoesNotFit, RuntimeError), match=r"rank [01]"):
+        with pytest.raises((DoesNotFit, FailedElsewhere), match=r"rank [01]"):
             test_trainers.together(test_trainers.Case(shards=2, cache=4, depth=1, steps=2, timeout=runs.TIMEOUT))
 
     return {
