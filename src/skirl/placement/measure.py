@@ -304,7 +304,7 @@ def check_plans(problem: Problem, found: SearchResult, arena: Arena, seed: int =
 DIMS = (4, 8, 12, 16, 24, 28, 32, 48, 60, 64, 96, 128)
 BATCHES, OTHER_BATCHES = (256, 512, 1024), (384, 768)
 """Batch sizes that costs are fitted to, and those that judge them."""
-TABLES, MOST_PARTS, ROUNDS, COMBINATIONS = 120, 15, 12, 120
+TABLES, MOST_PARTS, ROUNDS, COMBINATIONS = 120, 15, 12, 240
 """Generated tables of a batch size, most parts of a combination, most rounds, and combinations to fit to."""
 _BEFORE = 0.25  # weight of a time predicted by another machine's costs, compared with a measured one
 _CHANCE = 2.0  # standard errors within which the gain of a net counts as chance
