@@ -163,10 +163,10 @@ class Placement(Bench):
             placed = {name: greedy(problem, [rule(s) for s in problem.specs]) for name, rule in RULES.items()}
             placed["costs"] = greedy(problem, [sum(problem.cost(piece)[:2]) for piece in problem.root()])
             placed["row_wise"] = row_wise(problem)
-            placed["skirl"] = check_plans(problem, search(problem, seconds=SEARCH), arena, self.tasks + n).placed
+            placed["skirl"], *_ = check_plans(problem, search(problem, seconds=SEARCH), arena, self.tasks + n)
             if self.part == "torchrec" and find_spec("torchrec") is not None:
                 placed |= by_torchrec(problem)
-            ms, _ = computing_ms(problem, list(placed.values()), arena, n, ROUNDS)
+            ms = computing_ms(problem, list(placed.values()), arena, n, ROUNDS)
             both = [compute + exchange_of(problem, plan) for compute, plan in zip(ms, placed.values(), strict=True)]
             fits = {name: of for (name, plan), of in zip(placed.items(), both, strict=True) if not plan.score[0]}
             busiest.append({name: float(of.max()) for name, of in fits.items()})

@@ -19,7 +19,7 @@ from typing import IO, Any
 import pytest
 
 PIPE, DEVNULL = subprocess.PIPE, subprocess.DEVNULL
-COMMAND = "import sys; from skirl.cli import main; sys.exit(main())"
+COMMAND = "from skirl.__main__ import run; run()"
 """The code that `skirl` runs."""
 MODULE = "import runpy, sys; del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 """The code that `python -m MODULE ARGS` runs."""

@@ -172,11 +172,10 @@ class Place(Composed):
                 sent = {name: of for name, (of, _) in counted.items()}
             costs = replace(costs, sent=sent)
         plan, found, problem = plan_tables(specs, self.caps(), costs, seconds=self.seconds)
-        placed, checked = found.placed, None
+        placed, computing, busiest = found.placed, None, list[float]()
         if not self.no_measure:
             with progress_of("measure plans"):
-                checked = check_plans(problem, found, arena_of(self.kernel), self.data.seed)
-            placed = checked.placed
+                placed, computing, busiest = check_plans(problem, found, arena_of(self.kernel), self.data.seed)
             plan = plan_of(specs, placed)
         plan.save(self.out)
         found_at = {table.name: table for table in plan.tables}
@@ -192,25 +191,21 @@ class Place(Composed):
             {
                 "rank": rank, "bytes": int(placed.used[rank]), "memory": None if cap >= UNBOUND else cap,
                 "compute_ms": float(placed.load[rank] - exchange[rank]), "exchange_ms": float(exchange[rank]),
-                "measured_ms": None if checked is None else float(checked.compute[rank]),
+                "measured_ms": None if computing is None else float(computing[rank]),
                 "tables": plan.at(rank),
             }
             for rank, cap in enumerate(problem.caps)
         ]  # fmt: skip
-        load, check = placed.load, None
-        if checked is not None:
-            load = checked.compute + exchange
-            check = {"busiest_ms": checked.busiest, "chosen": checked.chosen, "noise": checked.noise}
+        load = placed.load if computing is None else computing + exchange
         return {
             "tables": len(specs), "cut": sum(not isinstance(table.at, int) for table in plan.tables), "ranks": ranks,
             "busiest": int(load.argmax()), "busiest_ms": float(load.max()), "predicted_ms": float(placed.load.max()),
             "balance": float(load.max() / load.mean()),
-            "seconds": found.seconds, "check": check, "ways": ways,
-            "out": str(self.out),
+            "seconds": found.seconds, "measured": busiest, "ways": ways, "out": str(self.out),
         }  # fmt: skip
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        lines, checked = facts(result, "tables", *["cut"] * (self.trainers is None)), result["check"]
+        lines, measured = facts(result, "tables", *["cut"] * (self.trainers is None)), result["measured"]
         one = "rank" if self.trainers is None else "trainer"
         if result["ways"] is not None:
             cells = [("table", "way", "by rows", "each", "whole", "its trainer")]
@@ -227,15 +222,14 @@ class Place(Composed):
             costs = ", ".join(f"{rank[name]:.3f} ms {word}" for name, word in words.items() if rank[name] is not None)
             most = "" if rank["memory"] is None else f" of {size(rank['memory'])}"
             lines[f"{one} {rank['rank']}"] = f"{size(rank['bytes'])}{most}, {costs}\n{text(rank['tables'])}"
-        how = "predicted" if checked is None else "computing measured, exchange predicted"
+        how = "computing measured, exchange predicted" if measured else "predicted"
         lines["busiest"] = (
             f"{one} {result['busiest']}, {result['busiest_ms']:.3f} ms ({how}), "
             f"{result['balance'] - 1:.1%} above perfect balance"
         )
-        if checked is not None:
-            times = ", ".join(f"{ms:.3f}" for ms in checked["busiest_ms"])
-            number, noise = checked["chosen"] + 1, checked["noise"]
-            lines["check"] = f"the best plans take {times} ms, give or take {noise:.1%}; number {number} is used"
+        if measured:
+            times = ", ".join(f"{ms:.3f}" for ms in measured)
+            lines["check"] = f"the best plans take {times} ms; the fastest is used"
         lines["kernel"] = self.kernel + f", with costs {self.costs or 'as shipped'}" * self.no_measure
         takes = f"skirl.torchrec.plan({result['out']!r}, model)"
         takes = f"skirl launch -n {self.trainers} -- train --placement {self.out}" if self.trainers else takes

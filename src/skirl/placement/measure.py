@@ -252,25 +252,8 @@ def rounds_of(arena: Arena, combinations: Sequence[Sequence[Any]], rounds: int, 
         yield ms
 
 
-def noise_of(rounds: np.ndarray) -> float:
-    """Return the median relative difference between the minima of every other round and those of the rest."""
-    one, other = rounds[::2].min(axis=0), rounds[1::2].min(axis=0)
-    return float(np.round(np.median(np.abs(one - other) / np.minimum(one, other)), 6))
-
-
-PLANS, PLAN_ROUNDS = 3, 4
+PLANS, PLAN_ROUNDS = 3, 8
 """Plans that are measured, and rounds in which they take turns; the least time of each rank counts."""
-
-
-@dataclass(frozen=True)
-class Checked:
-    """The plan to use, its measured milliseconds of computing by rank, those of each plan's busiest rank, and the noise."""
-
-    placed: Placed
-    compute: np.ndarray
-    busiest: list[float]
-    chosen: int
-    noise: float
 
 
 def exchange_of(problem: Problem, placed: Placed) -> np.ndarray:
@@ -280,25 +263,26 @@ def exchange_of(problem: Problem, placed: Placed) -> np.ndarray:
 
 def computing_ms(
     problem: Problem, plans: Sequence[Placed], arena: Arena, seed: int, count: int = PLAN_ROUNDS
-) -> tuple[np.ndarray, float]:
-    """Measure the milliseconds that each rank of each plan computes, [plans, ranks], and the noise of measuring."""
+) -> np.ndarray:
+    """Measure the milliseconds that each rank of each plan computes, [plans, ranks]."""
     lookups = [Lookups(spec, seed * 1000 + n) for n, spec in enumerate(problem.specs)]
     ready = {p: arena.ready(lookups[p.table], p) for p in {piece for plan in plans for piece in plan.items}}
     ranks = range(len(problem.caps))
     combinations = [[ready[piece] for piece in plan.pieces(rank)] for plan in plans for rank in ranks]
-    rounds = np.array([*rounds_of(arena, combinations, count, seed)])
     busy = np.array([bool(of) for of in combinations])  # an empty rank computes nothing
-    return (rounds.min(axis=0) * busy).reshape(len(plans), -1), noise_of(rounds[:, busy])
+    return (np.min([*rounds_of(arena, combinations, count, seed)], axis=0) * busy).reshape(len(plans), -1)
 
 
-def check_plans(problem: Problem, found: SearchResult, arena: Arena, seed: int = 0) -> Checked:
-    """Measure the best plans of a search; one replaces the plan predicted to be best if it is better than the noise."""
+def check_plans(
+    problem: Problem, found: SearchResult, arena: Arena, seed: int = 0
+) -> tuple[Placed, np.ndarray, list[float]]:
+    """Measure the best plans of a search. Return the fastest, what each of its ranks computes, and the milliseconds of
+    each plan's busiest rank."""
     plans = [found.placed, *found.others][:PLANS]
-    ms, noise = computing_ms(problem, plans, arena, seed)
+    ms = computing_ms(problem, plans, arena, seed)
     busiest = [float((of + exchange_of(problem, plan)).max()) for of, plan in zip(ms, plans, strict=True)]
-    least = int(np.argmin(busiest))
-    chosen = least if busiest[least] < busiest[0] * (1 - noise) else 0
-    return Checked(plans[chosen], ms[chosen], busiest, chosen, noise)
+    chosen = int(np.argmin(busiest))
+    return plans[chosen], ms[chosen], busiest
 
 
 DIMS = (4, 8, 12, 16, 24, 28, 32, 48, 60, 64, 96, 128)
