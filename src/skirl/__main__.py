@@ -6,13 +6,14 @@ import sys
 
 
 def run() -> None:
-    """Run the command, and end without freeing what torch has made, which takes more than a second."""
-    code = 1  # of a traceback
+    """Run the command. If all went well, end without freeing what torch has made, which takes more than a second; other
+    ranks may still ask one that failed why."""
+    code = 1
 
     @atexit.register  # as the first, it runs last
     def leave() -> None:
-        sys.stdout.flush()
-        os._exit(code)
+        if code == 0:
+            os._exit(0)
 
     from skirl.cli import main
 
