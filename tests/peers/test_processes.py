@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch.distributed
@@ -14,7 +15,7 @@ from skirl import cli
 from skirl.peers import job, processes
 from skirl.peers.base import PeerError
 from skirl.peers.job import Launched, _meet, _own_gpu
-from skirl.peers.processes import _why
+from skirl.peers.processes import _run_fork, _why
 from tests.loops import wait_for
 from tests.warm import COMMAND, PIPE, Python
 
@@ -58,6 +59,16 @@ def test_a_fork_of_a_process_that_was_alone_joins_the_trainers_of_its_own_launch
     monkeypatch.setattr(job, "join", lambda *args, **more: SimpleNamespace(size=2, timeout=1.0))
     assert job.trainers().size == 1  # this process has decided
     assert answer_of_a_fork(lambda: job.trainers().size) == 2
+
+
+def test_a_fork_has_the_threads_that_the_environment_sets_though_torch_has_been_imported(monkeypatch):
+    def ask() -> Any:
+        with pytest.raises(SystemExit) as left:
+            _run_fork(lambda words: torch.get_num_threads(), [])
+        return left.value.code
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert torch.get_num_threads() != 3 == answer_of_a_fork(ask)
 
 
 @pytest.mark.parametrize(

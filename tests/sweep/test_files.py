@@ -19,6 +19,9 @@ from skirl.cli.train import Train
 from skirl.sweep.checkpoint import HEADER
 from skirl.sweep.entrant import Entrant
 from skirl.sweep.sweep import Sweep
+from skirl.tools.flags import flags_of
+from skirl.train.loop import count_steps
+from skirl.train.recipe import Recipe
 from tests.killed import ended, forked
 from tests.sweep.folders import kill_before, left_of, standing
 
@@ -41,7 +44,7 @@ FLAGS: dict[str, Any] = {
     "log_every": 4,
 }  # fmt: skip
 LATE = "time>=120"
-CASES: dict[str, tuple[dict[str, Any], int, int]] = {
+CASES: dict[str, tuple[dict[str, Any], int]] = {
     "whole": ({}, 10),
     "held out": ({"valid": LATE}, 8),
     "more steps than there are": ({"steps": 50, "valid": LATE}, 8),
@@ -103,6 +106,15 @@ def test_rungs_in_shares_are_of_all_steps_of_a_file_and_a_resume_leaves_the_resu
     again = SweepCommand.of(**flags, resume=True)
     assert "nothing was left to train" in again.summary(again.run())["ended"]
     assert (tmp_path / "run" / "result.json").read_text() == text
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_steps_are_counted_as_they_come(kind: str, tmp_path: Path):
+    """By what files tell of their rows, unless what is in a row decides if it counts."""
+    for more in (*(more for more, _ in CASES.values()), {"valid": "20%"}, {"valid": "20%", "bad_rows": "skip"}):
+        given = {name: value for name, value in (FLAGS | files(tmp_path, kind) | more).items() if name in flags_of(Recipe)}
+        recipe = Recipe.of(**given | {"steps": None})
+        assert count_steps(recipe) == sum(1 for _ in recipe.stream())
 
 
 EPOCHS, FIRST = 10, 8

@@ -264,7 +264,7 @@ def test_a_loss_that_changes_unseen_ends_the_sweep(monkeypatch: pytest.MonkeyPat
         return model, Says(model)
 
     monkeypatch.setattr(fused, "AGAIN", 6)
-    with pytest.raises(RuntimeError, match="compute something else than 2 steps ago"):
+    with pytest.raises(RuntimeError, match="compute something else than 5 steps ago"):
         check(Case(MIXED[:1] * 3, steps=12), made=made, plain=False)
 
 
@@ -317,9 +317,9 @@ def test_a_layout_that_comes_once_is_not_probed(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(Forms, "only", None)
     probed, probe = list[int](), Forms._probed
 
-    def counted(forms: Forms, racing: Any, batch: Any) -> Any:
+    def counted(forms: Forms, racing: Any, batch: Any, layout: Any) -> Any:
         probed.append(len(batch.labels))
-        return probe(forms, racing, batch)
+        return probe(forms, racing, batch, layout)
 
     monkeypatch.setattr(Forms, "_probed", counted)
     SweepCommand.of(**FLAGS | files(tmp_path, "csv"), vary=("lr=0.01,0.1",), run="none", processes=1).run()

@@ -96,7 +96,6 @@ def _run(folder: Path, config: dict[str, Any], result: dict[str, Any]) -> Page:
 
 
 def run_lines(run: Mapping[str, Any]) -> dict[str, str]:
-    """Return what a result says, line by line."""
     steps, rows, counters, moved, kept = (run[of] for of in ("steps", "rows", "counters", "movement", "checkpoints"))
     state = "ended"
     if run.get("stopped_early"):
@@ -228,7 +227,6 @@ def best_line(places: Sequence[Line]) -> str:
 
 
 def sweep_lines(sweep: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the result of a sweep says, line by line."""
     places, by_variant = sweep["standing"], sweep["by_variant"]
     state = "failed" if sweep["failed"] else "ended"
     state = f"stopped by {sweep['stopped_by']}" if sweep["stopped_by"] else state

@@ -170,7 +170,9 @@ class Launch:
         self.words: list[str] = []  # after `--`
 
     def run(self) -> dict[str, Any]:
-        code, how, resumes = launch(self.words, self.trainers, self.restarts)
+        from skirl.cli import main
+
+        code, how, resumes = launch(main, self.words, self.trainers, self.restarts)
         if resumes and "--save" in self.words:
             how = f"{how}; --resume goes on"
         return {"exit_code": code, "failed": how}

@@ -68,7 +68,6 @@ class Placement:
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
-        """Begin and end of each site's range of the hash."""
         total = sum(self.weights)
         return list(pairwise(-(-before * _WHOLE // total) for before in accumulate(self.weights, initial=0)))
 

@@ -94,7 +94,6 @@ def schema_of(kind: str, schema: str | None, path: str) -> FileSchema:
 
 
 def encoding_of(schema: FileSchema, rows: str | None, vocab: str | None) -> tuple[Mapping[str, int], RowsOf]:
-    """Rows of each table, and the mapping from ids to rows."""
     if vocab is not None and not schema.kinds:
         found = 'every id column holds rows already, not ids (encode = "row" in the schema)'
         raise ValueError(f"{found}: there is nothing to make a vocabulary of, train without one")

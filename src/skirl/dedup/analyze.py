@@ -25,7 +25,6 @@ class Sample:
     def __init__(self, most: int) -> None:
         self._most = most
         self.rows = 0
-        """Number of rows added."""
         self.level = 0
         """One in 2 ** level sessions is kept."""
         self.cut = False
@@ -120,6 +119,5 @@ def verdict(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def advice(why: str, factor: float | None = None) -> dict[str, Any]:
-    """Return the advice to leave the files as they are."""
     found = {"advice": "don't bother", "verdict": f"don't bother: {why}"}
     return found if factor is None else found | {"factor": round(factor, 3)}

@@ -30,8 +30,6 @@ _BEGINS = "~begins"
 
 
 class Group(NamedTuple):
-    """A row group."""
-
     table: Any
     """Its rows without sort keys."""
     new: np.ndarray
@@ -145,7 +143,6 @@ class Writer(pq.ParquetWriter):
         super().__init__(path, schema, **given, use_dictionary=list(dictionaries) or False)  # type: ignore[arg-type]
 
     def write_table(self, table: Any, row_group_size: int | None = None) -> None:
-        """Write one or more row groups."""
         super().write_table(table.cast(self.schema), row_group_size)
 
 

@@ -72,7 +72,6 @@ class Columns:
     """The session column to add if only users are known; "" if there is one already."""
 
     def starts(self) -> "SessionStarts":
-        """Return what finds sessions."""
         return SessionStarts(self.request.seconds("gap"))
 
 

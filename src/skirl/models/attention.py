@@ -71,7 +71,6 @@ def _turned(of_ids, begin, end, width, keys, values):
 
 @kernel
 def _forward(own, of_ids, begins, ends, first, order, heads, weights, out, lo, hi):
-    """Fill weights and out for the samples of bags lo to hi."""
     width, last = out.shape[1], weights.shape[1] - 1
     each = width // heads
     number = own.dtype.type

@@ -90,7 +90,6 @@ def operator() -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def products(x: Tensor, vectors: Tensor) -> Tensor:
-    """Compute the pairs."""
     x, vectors = x.contiguous(), vectors.contiguous()
     batch, n, dim = vectors.shape
     out = torch.empty(batch, dim + n * (n + 1) // 2, dtype=x.dtype)
@@ -101,7 +100,6 @@ def products(x: Tensor, vectors: Tensor) -> Tensor:
 
 
 def gradients(x: Tensor, vectors: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the gradients of x and the vectors."""
     x, vectors, grad = x.contiguous(), vectors.contiguous(), grad.contiguous()
     batch, n, dim = vectors.shape
     of_x, of_vectors = torch.empty_like(x), torch.empty_like(vectors)

@@ -2,6 +2,7 @@
 which has torchrun start and watch several trainers."""
 
 import ctypes
+import gc
 import json
 import logging
 import os
@@ -9,7 +10,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -137,27 +138,35 @@ def _sockets() -> dict[int, str]:
     return found
 
 
-def launch(words: Sequence[str], trainers: int, restarts: int) -> tuple[int, str | None, bool]:
-    """Start trainers and wait. Return the exit code, how the job ended if not well, and whether it may go on from there."""
+def launch(
+    command: Callable[[list[str]], int], words: list[str], trainers: int, restarts: int
+) -> tuple[int, str | None, bool]:
+    """Start trainers of a script, or forks that run a command, and wait. Return the exit code, how the job ended if not
+    well, and whether it may go on from there."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     for begun in range(1, restarts + 1):
-        code, how, resumes = _job(words, trainers)
+        code, how, resumes = _job(command, words, trainers)
         if not code or not resumes:
             return code, how, resumes
         print(f"skirl launch: {how}; all start again, restart {begun} of {restarts}", file=sys.stderr, flush=True)
-    return _job(words, trainers)
+    return _job(command, words, trainers)
 
 
-def _job(words: Sequence[str], trainers: int) -> tuple[int, str | None, bool]:
+def _job(command: Callable[[list[str]], int], words: list[str], trainers: int) -> tuple[int, str | None, bool]:
+    import torch
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # the end is told here, in one line
-    script = words[0].endswith(".py")
-    arguments = ["-u", *(words if script else ("-m", "skirl", *words))]
+    if words[0].endswith(".py"):
+        entry, *arguments = [sys.executable, "-u", *words]
+    else:
+        entry, *arguments = [_run_fork, command, words]
+        torch.optim.SGD([torch.zeros(())])  # imports what takes longest, once for all
+        gc.freeze()
     with tempfile.TemporaryDirectory(prefix="skirl-launch-") as folder:
         config = LaunchConfig(
             min_nodes=1,
@@ -170,11 +179,12 @@ def _job(words: Sequence[str], trainers: int) -> tuple[int, str | None, bool]:
             local_addr=LOOPBACK,
             max_restarts=0,
             monitor_interval=0.1,
+            start_method="fork",
             logs_specs=DefaultLogsSpecs(log_dir=str(Path(folder) / "logs")),
         )
         os.environ |= {NOTES: folder, LAUNCHER: str(os.getpid())}
         try:
-            elastic_launch(config, sys.executable)(*arguments)
+            elastic_launch(config, entry)(*arguments)
         except ChildFailedError as failed:
             return _why({rank: of.exitcode for rank, of in failed.failures.items()}, Path(folder))
         except SignalException as told:
@@ -182,6 +192,18 @@ def _job(words: Sequence[str], trainers: int) -> tuple[int, str | None, bool]:
                 return 130 if told.sigval is signal.SIGINT else 0, None, False
             return 128 + told.sigval, f"stopped by {told.sigval.name}, and all trainers with it", False
     return 0, None, False
+
+
+def _run_fork(command: Callable[[list[str]], int], words: list[str]) -> None:
+    import torch
+
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):  # the launcher's raise its own errors
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if (threads := os.environ["OMP_NUM_THREADS"]).isdecimal():  # torch may not have seen it
+        torch.set_num_threads(int(threads))
+    if code := command(words):
+        sys.exit(code)
 
 
 def _why(codes: Mapping[int, int], folder: Path) -> tuple[int, str, bool]:

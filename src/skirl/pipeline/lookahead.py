@@ -415,7 +415,6 @@ class Lookahead:
                 collection.opened(None)
 
     def __iter__(self) -> Pass:
-        """Begin a new pass."""
         if not self._entered:
             raise RuntimeError(
                 "the lookahead is not open: write `with skirl.lookahead(...) as batches:` around the loop over it"

@@ -169,7 +169,6 @@ def _held(parts: list[np.ndarray]) -> dict[int, int]:
 
 
 def describe_store(path: Path) -> dict[str, Any]:
-    """Describe a disk store at its last durable point."""
     try:
         manifest = Manifest.read(path / NAME)
     except Unusable as error:

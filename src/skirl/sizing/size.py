@@ -34,7 +34,6 @@ class Survey:
 
     @property
     def steps(self) -> int:
-        """Number of batches so far."""
         return len(self._banks[0].starts) - 1
 
     @property
@@ -48,7 +47,6 @@ class Survey:
         return np.array([np.diff(bank.starts) for bank in self._banks])
 
     def add(self, sparse: Sparse) -> None:
-        """Add a batch."""
         ids = capture(sparse, self.schema.features, copy=False)
         for number, bank in enumerate(self._banks):
             positions = positions_of(ids, self.schema, number)
@@ -117,13 +115,11 @@ class Point:
     """The rows that a run moves with one cache. The arrays have a number for each step."""
 
     cache: int
-    """Its size in rows."""
     moved: int
     """Rows refetched in total, from the store or from a pending write-back."""
     read: np.ndarray
     """Those of them that come from the store."""
     written: np.ndarray
-    """Rows that leave the cache."""
 
 
 def cache_sizes(survey: Survey, shares: Sequence[float] = CACHES) -> list[int]:

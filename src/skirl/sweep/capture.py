@@ -106,7 +106,6 @@ class Captured:
     """What draws its first inputs, in the order of the model."""
 
     def drawn(self) -> list[Tensor]:
-        """Draw what one step draws."""
         return [draw() for draw in self.draws]
 
     def draw_apart(self) -> None:

@@ -179,7 +179,6 @@ class Contender:
         self.left: str | None = None
         """Why it left the race; None if it is still in it."""
         self.left_at = 0
-        """The step after which it left."""
         self.stepped = False
         """True once it has been trained on the batch in the loop."""
         self.ends_step = True

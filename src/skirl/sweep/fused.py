@@ -28,9 +28,9 @@ MEASURED = 20
 """Steps until the faster form is known."""
 MOST = 8
 """Most layouts of batches that are probed. In others, variants train in turn."""
-AGAIN = 100
-"""Fused steps until the probe is repeated, and before after 1, 2, 4 and so on: a model or a loss may compute something else
-by then, which a graph does not."""
+FIRST, AGAIN = (1, 10), 100
+"""Fused steps after which the probe is repeated, and until it is again: a model or a loss may compute something else by
+then, which a graph does not."""
 
 FEW = 256
 """Fewest numbers that tell whether an operator has the bits of others; what sums up fewer is computed one by one."""
@@ -232,7 +232,7 @@ class State:
     """All of a model but the numbers of its weights."""
 
     def __init__(self, contender: Contender) -> None:
-        self._contender, self._model = contender, contender.model
+        self.contender, self._model = contender, contender.model
         modules = [vars(each) for each in self._model.modules() if not isinstance(each, Collection)]
         held = (dict, list, set)
         was = [{name: of.copy() if isinstance(of, held) else of for name, of in own.items()} for own in modules]
@@ -245,7 +245,7 @@ class State:
 
     def holds(self) -> bool:
         try:
-            same = all(own == was for own, was in self._attributes) and self._contender.model is self._model
+            same = all(own == was for own, was in self._attributes) and self.contender.model is self._model
         except Exception:  # attributes that cannot be compared, such as tensors
             return False
         trained = all(weight.requires_grad is was for weight, was in self._trained)
@@ -272,7 +272,6 @@ class Group:
         return min(self.seconds, key=lambda form: min(self.seconds[form]))  # other processes only add
 
     def train(self, form: Form, loss: Loss, batch: Any) -> Form:
-        """Train all on a batch, and return in which form."""
         began = time.perf_counter()
         if form == "loop" or not self._fused(loss, batch):
             form = "loop"
@@ -291,7 +290,7 @@ class Group:
         rows = [one.embeddings.look_up(batch, checked=n > 0) for n, one in enumerate(self.contenders)]
         self._weights = self._weights or [inputs_of(contender.model) for contender in self.contenders]
         self._steps += 1
-        if self._steps.bit_count() == 1 or self._steps % AGAIN == 0:
+        if self._steps in FIRST or self._steps % AGAIN == 0:
             each = [Dense(one.model, loss, own, batch) for one, own in zip(self.contenders, rows, strict=True)]
             if not agree(each, self.fused, same_bits if self.exact else close):
                 if self._steps > 1:
@@ -331,13 +330,19 @@ class Forms:
         self._loss, self._inexact, self._unfit = loss, inexact, False
         self._last: Any = None
         """The layout of the last batch: one that comes once, as an epoch's end, is not worth a probe of seconds."""
-        self.forget()
-
-    def forget(self) -> None:
-        """Let go of all models."""
         self._groups: dict[Any, list[Any]] = {}
         """By layout: groups, or a CUDA graph of all."""
+        self._graph_of: dict[Any, Captured] = {}
+        """By layout and variant, of those that were fused before a variant left."""
         self._states: list[State] = []
+
+    def leave(self, gone: Contender | None = None) -> None:
+        """Let go of a variant, or of all, and choose forms anew."""
+        for layout, groups in self._groups.items():
+            for group in [group for group in groups if group.fused is not None]:
+                self._graph_of |= {(layout, one.name): group.fused.captured for one in group.contenders}
+        self._groups = {}
+        self._states = [] if gone is None else [state for state in self._states if state.contender is not gone]
 
     def step(self, racing: Sequence[Contender], batch: Any) -> None:
         """Train all on a batch."""
@@ -349,14 +354,14 @@ class Forms:
             self.steps["planned"] += len(racing)
             return
         if not all(state.holds() for state in self._states):
-            self.forget()
+            self.leave()
             self._unfit = True
             log.info("variants train in turn: a model has changed")
         turns = self._unfit or len(racing) == 1 or self.only == "loop"
         layout = None if turns else self._layout(racing[0], batch)
         again, self._last = layout == self._last or self.only is not None, layout
         if layout is not None and again and layout not in self._groups and len(self._groups) < MOST:
-            self._groups[layout] = self._probed(racing, batch)
+            self._groups[layout] = self._probed(racing, batch, layout)
             self.steps["loop"] += len(racing)
             return
         for group in self._groups.get(layout) or [Group(racing)]:
@@ -374,7 +379,7 @@ class Forms:
         parts = [(part.shape, part.stride(), part.dtype) for part in tensors_of(batch)[0]]
         return (*(ids.batch for ids in banks), *parts)
 
-    def _probed(self, racing: Sequence[Contender], batch: Any) -> list[Any]:
+    def _probed(self, racing: Sequence[Contender], batch: Any, layout: Any) -> list[Any]:
         """Train all in turn, and find which of them run as one."""
         if self._graphs:
             from skirl.sweep.graphed import Graphed
@@ -397,8 +402,9 @@ class Forms:
                     raise Unfit("a step calls hooks, or changes more of a model than its weights")
                 dense = Dense(contender.model, self._loss, contender.embeddings.current.out, batch)
                 with unchanged():
-                    captured = capture(dense)
-                    captured.draw_apart()
+                    if (captured := self._graph_of.get((layout, contender.name))) is None:
+                        captured = capture(dense)
+                        captured.draw_apart()
                     put_torch(state.generator)
                     captured.drawn()
                     if not all(map(torch.equal, of_torch(), contender.generator)):

@@ -76,7 +76,6 @@ def traced(step: Callable[..., Any], given: Sequence[Tensor]) -> fx.GraphModule:
 
 
 def stacked(step: Callable[..., Any], given: Sequence[Tensor]) -> fx.GraphModule:
-    """Return a function of stacks as a graph."""
     graph = make_fx(step)(*given)
     call_loops(graph)
     _show_once(graph)

@@ -23,8 +23,6 @@ def difference(place: "VariantPlace") -> str:
 
 @dataclass(frozen=True)
 class VariantPlace:
-    """A variant's place in the standing."""
-
     rank: int
     variant: str
     loss: float | None

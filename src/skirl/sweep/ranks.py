@@ -25,9 +25,8 @@ def how_many(asked: int | str, recipe: Recipe, variants: int) -> int:
     if asked != "auto":
         check_alone(int(asked), recipe)
         return min(int(asked), variants)
-    steps = recipe.stream().steps or recipe.data.steps
-    few = steps is not None and steps * variants * (recipe.data.batch + 512) < WORTH
-    if few or recipe.device.device != "cpu":
+    steps = recipe.stream().steps or recipe.data.steps or WORTH
+    if recipe.device.device != "cpu" or steps * variants * (recipe.data.batch + 512) < WORTH:
         return 1
     return max(1, min(cores() // (recipe.device.threads or 1), variants // FEWEST))
 

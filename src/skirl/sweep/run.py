@@ -319,7 +319,7 @@ class SweepRun:
             self.batches.close()
             self.sweep.close()
             self.sweep.engine.release()
-            self.sweep.forms.forget()
+            self.sweep.forms.leave()
             for contender in self.sweep.racing:
                 contender.leave("no variant is left", self.race.step)
         self.results |= self.ranks.joined(results, "who leaves")

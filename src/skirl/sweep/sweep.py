@@ -228,7 +228,7 @@ class Sweep:
             if self.lookahead is not None:
                 self.lookahead.drain()
             embeddings.current.finish()
-            self.forms.forget()
+            self.forms.leave(contender)
             contender.leave(why, self._now if step is None else step)
             embeddings.current.opened(None)
             embeddings.pack.left = True

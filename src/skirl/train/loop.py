@@ -110,8 +110,14 @@ def touched_rows(recipe: Recipe) -> int:
 
 
 def count_steps(recipe: Recipe) -> int:
-    """Count the steps of all epochs by reading one."""
+    """Count the steps of all epochs, by reading one if files do not tell."""
+    from skirl.data.files.stream import Files
+
     stream, steps = replace(recipe, data=replace(recipe.data, epochs=1)).stream(), 0
+    if isinstance(stream, Files) and stream.encoder.keep is None:
+        stream.rows_of_epoch = stream.rows_of_epoch or stream.dataset.rows()
+    if stream.steps is not None:
+        return stream.steps * recipe.data.epochs
     with progress_of("count steps", None) as progress:
         for steps, _ in enumerate(stream, start=1):
             progress(steps, dict)

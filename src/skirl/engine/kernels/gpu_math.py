@@ -32,7 +32,6 @@ def block(dim: int, elements: int = 1024) -> dict[str, int]:
 
 
 def power_of_two(n: int) -> int:
-    """Return the smallest power of two that is not below n."""
     return 1 << (n - 1).bit_length()
 
 

@@ -63,7 +63,6 @@ class Parts(NamedTuple):
     """What an update on the CPU multiplies the sum of all parts by."""
 
     def within(self, block: range) -> "Parts":
-        """Return the same, with only the leaves of a block."""
         inside = (self.leaves >= block.start) & (self.leaves < block.stop)
         return self._replace(leaves=np.where(inside, self.leaves, NOWHERE))
 

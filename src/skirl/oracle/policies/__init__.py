@@ -28,8 +28,6 @@ class Policy(Protocol):
 
 
 class LRU:
-    """Evicts the row whose last use is oldest."""
-
     wants_last = False
 
     def __init__(self, capacity: int, depth: int) -> None:

@@ -209,8 +209,6 @@ class Schedule:
 
 
 class _Checked:
-    """A pack while its schedule is checked."""
-
     def __init__(self, step: Step) -> None:
         self.step, self.present = step, False
         self.where, self.until = dict[str, str](), dict[str, float]()
