@@ -46,7 +46,6 @@ class Checkpoint(Bench):
     """The number of checkpoints to save."""
 
     def run(self) -> dict[str, Any]:
-        """Train and save, and return the figures."""
         torch.manual_seed(0)
         with tempfile.TemporaryDirectory(prefix="skirl-bench-") as folder:
             names = tuple(f"f{i}" for i in range(self.features))

@@ -103,7 +103,6 @@ class Stopwatch:
 
 
 def seconds(call: Callable[..., Any], *args: Any) -> float:
-    """Return the wall clock time of a call."""
     with Stopwatch() as watch:
         call(*args)
     return watch.seconds
@@ -155,7 +154,6 @@ def started(
 
 
 def printed(process: "subprocess.Popen[str]") -> Any:
-    """Return the last line that a process prints, parsed as JSON, once it has ended."""
     said = process.communicate()[0]
     if process.returncode:
         raise RuntimeError(f"a measuring process ended with exit code {process.returncode}; it said why above")
@@ -210,7 +208,6 @@ class TorchTables(nn.Module):
         return SimpleNamespace(stacked=lambda: torch.stack(vectors, dim=1))
 
     def weights(self) -> torch.Tensor:
-        """Return the rows of all tables."""
         return torch.cat([bag.weight.detach() for bag in self.bags])
 
 
@@ -247,5 +244,4 @@ class FbgemmTables(nn.Module):
         return SimpleNamespace(stacked=lambda: flat.view(len(flat), len(self.tables), -1))
 
     def weights(self) -> torch.Tensor:
-        """Return the rows of all tables."""
         return torch.cat(self.rows.split_embedding_weights())

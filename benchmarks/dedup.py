@@ -62,7 +62,6 @@ class Dedup(Bench):
     """For reader: samples in a file."""
 
     def run(self) -> dict[str, Any]:
-        """Measure each part, each model in a process of its own."""
         names = [field.name for field in fields(Dedup) if field.name not in ("json", "record")]
         flags = {name: getattr(self, name) for name in names}
         found: dict[str, Any] = {}

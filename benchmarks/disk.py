@@ -40,7 +40,6 @@ class Disk(Bench):
     """Calls of each kind; the median is reported."""
 
     def run(self) -> dict[str, Any]:
-        """Measure the device, then the store."""
         self.folder.mkdir(parents=True)
         try:
             device = self._device()

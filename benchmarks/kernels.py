@@ -86,7 +86,6 @@ class _Shared:
         self.empty, self.no_scale = torch.empty(0, dtype=torch.int32, device=at), torch.empty(0, device=at)
 
     def forward(self) -> Launch:
-        """Gather one row per bag."""
         from skirl.engine.kernels.gpu import pool
 
         flags, out = self.flags, torch.empty_like(self.grads)
@@ -95,7 +94,6 @@ class _Shared:
         return launch, 2 * out.nbytes + self.slots.nbytes
 
     def backward(self, optimizer: RowOptimizer) -> Launch:
-        """Sum gradients and update rows."""
         from skirl.engine.kernels.gpu import update
 
         dim, m = self.flags.dim, len(self.stretches)

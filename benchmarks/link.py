@@ -77,7 +77,6 @@ class LinkSpeed(Bench):
     """criteo: an id of each feature a sample; production: 60 tables with bags of 15.8 ids, for part trainers."""
 
     def run(self) -> dict[str, Any]:
-        """Measure each link with each dense size, or each cache, in sequence."""
         if self.part == "bound":
             found = {str(percent): TrainSpeed(cache=f"touched:{percent}%", **BOUND).run() for percent in (1, 10, 50)}
             return result("link", self, "part", by_cache=found)
@@ -104,7 +103,6 @@ class LinkSpeed(Bench):
 
 
 def rate_of(link: str) -> float:
-    """Return the bytes per second of a link."""
     return Link().rate if link == LOOPBACK else Link.parse(f"{link},0us").rate
 
 

@@ -53,7 +53,6 @@ class Network(Bench):
     """criteo: 26 tables with an id a sample. production: 60 tables with the published moments, 15.8 ids a sample."""
 
     def run(self) -> dict[str, Any]:
-        """Measure with each number of processes in sequence."""
         found: dict[str, dict[str, Any]] = {}
         for size in self.trainers:
             flags = [self.numbers, self.rounds, self.tables, self.batch, self.steps, self.dim]
@@ -98,7 +97,6 @@ def parts_of(steps: Sequence[KeyedJagged], peers: Peers) -> list[KeyedJagged]:
 
 
 def placed(counted: Mapping[str, tuple[Bytes, float]], size: int) -> dict[str, int]:
-    """Return the owner of each table that `train` would place."""
     return dealt({name: loads for name, (of, loads) in counted.items() if of.whole < WORTH * of.rows}, size)
 
 

@@ -43,7 +43,6 @@ class Oracle(Bench):
     """If more than 1: compare that many owners with one planner of all rows."""
 
     def run(self) -> dict[str, Any]:
-        """Fill the window, then time batch after batch."""
         torch.set_num_threads(1)  # torch makes the batches; its idle threads would spin on the planner's cores
         data = Synthetic("criteo-kaggle", batch_size=self.batch, batches=self.depth + self.steps)
         rows = {"rows": lambda table: table.rows, "hashed64": lambda table: MAX_ROWS}[self.ids]

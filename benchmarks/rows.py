@@ -87,7 +87,6 @@ class RowsSpeed(Bench):
     """Timed steps per side, over four batches in turn."""
 
     def run(self) -> dict[str, Any]:
-        """Measure every case."""
         torch.set_num_threads(1)
         each = product(self.batch, self.dim, self.optimizer)
         return result(

@@ -13,13 +13,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from statistics import median
 from typing import Any, Literal
 
 import numpy as np
 
-from common import Bench, Stopwatch, main, ratio, result, started
+from common import Bench, Stopwatch, in_turns, main, printed, ratio, result, started
 from skirl.peers.base import Alone
 from skirl.pipeline.lookahead import lookahead
 from skirl.sweep.entrant import sweep_of
@@ -51,8 +52,9 @@ RUNGS = {16: (0.05, 0.1, 0.2, 0.3), 32: (0.04, 0.08, 0.13, 0.2, 0.3)}
 class Sweep(Bench):
     """Time variants on one stream against the same runs alone, and count what a race of variants costs."""
 
-    part: Literal["race", "speed", "memory", "overlap", "exact"] = "race"
-    """race: steps and regret of races of 16 and 32 variants. speed: time against single runs.
+    part: Literal["race", "wall", "speed", "memory", "overlap", "exact"] = "race"
+    """race: steps and regret of races of 16 and 32 variants. wall: the time of `skirl sweep` for the first of these, with a
+    process for each core, against 16 times that of `skirl train`. speed: time of steps against single runs.
     memory: variants and time under a limit. overlap: what packs wait for their link. exact: random sweeps against lone
     runs, and planted faults."""
     cases: int = 300
@@ -76,12 +78,12 @@ class Sweep(Bench):
     timed: int = 30
     """Steps of a turn, for part speed."""
     repeats: int = 5
-    """Turns of each run, for part speed; medians are reported."""
+    """Turns of each run, for parts speed and wall; medians are reported."""
 
     def run(self) -> dict[str, Any]:
-        """Measure."""
         parts = {
             "race": self._race,
+            "wall": self._wall,
             "speed": self._speed,
             "memory": lambda: memory(Recipe.of(**self._flags(self.steps))),
             "overlap": overlap,
@@ -93,8 +95,26 @@ class Sweep(Bench):
         own = {name: getattr(self, name) for name in ("data", "rows", "model", "dim", "batch")}
         return own | {"cache": "100%", "threads": 1, "steps": steps, **more}
 
+    @property
+    def _whole(self) -> dict[str, Any]:
+        return self._flags(self.steps if self.data.startswith("synthetic:") else None)
+
+    def _wall(self) -> dict[str, Any]:
+        words = [f"--{name}={value}" for name, value in self._whole.items() if value is not None]
+        rates = {"lr": ROW_RATES[::2], "dense-lr": DENSE_RATES}
+        race = [f"--vary={name}={','.join(map(str, each))}" for name, each in rates.items()]
+        race += ["--rungs=" + ",".join(f"{share:.0%}" for share in RUNGS[16]), f"--processes={cores()}"]
+        sides = {"train": words, "sweep": [*words, *race]}
+
+        def ran(command: str) -> None:
+            printed(started(["-m", "skirl", command, *sides[command], "--run=none", "--quiet", "--json"]))
+
+        took = in_turns({command: partial(ran, command) for command in sides}, self.repeats)
+        alone, raced = ([one.seconds for one in of] for of in took.values())
+        return {"vs_lone": 16 * ratio(alone, raced), "lone": median(alone), "raced": median(raced)}
+
     def _race(self) -> dict[str, Any]:
-        recipe = Recipe.of(**self._flags(self.steps if self.data.startswith("synthetic:") else None))
+        recipe = Recipe.of(**self._whole)
         losses = [truth(recipe, grid(recipe, 32, seed)) for seed in range(self.seeds)]
         figures: dict[str, Any] = {"batches": len(next(iter(losses[0].values())))}
         for count in RUNGS:
@@ -146,7 +166,6 @@ def truth(recipe: Recipe, variants: Sequence[Varied]) -> dict[str, np.ndarray]:
 
 
 def end_of(losses: np.ndarray) -> float:
-    """Return the mean loss over the last fifth."""
     return float(losses[-max(1, len(losses) // 5) :].mean())
 
 
@@ -195,7 +214,6 @@ class Turns:
             one.communicate()  # its input ends, so it does, and the processes that it started
 
     def take(self) -> None:
-        """Let all train their steps at the same time."""
         for one in self._started:
             print("go", file=one.stdin, flush=True)
         found = [json.loads(self._line(one)) for one in self._started]

@@ -213,7 +213,6 @@ class TrainSpeed(Bench):
     """Multiply the number of rows of each synthetic table by this."""
 
     def run(self) -> dict[str, Any]:
-        """Run all modes in turns and return their figures and ratios."""
         setting = Setting(self)
         made: dict[str, Mode] = {}
         try:
