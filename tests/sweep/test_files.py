@@ -112,8 +112,8 @@ def test_rungs_in_shares_are_of_all_steps_of_a_file_and_a_resume_leaves_the_resu
 def test_steps_are_counted_as_they_come(kind: str, tmp_path: Path):
     """By what files tell of their rows, unless what is in a row decides if it counts."""
     for more in (*(more for more, _ in CASES.values()), {"valid": "20%"}, {"valid": "20%", "bad_rows": "skip"}):
-        given = {name: value for name, value in (FLAGS | files(tmp_path, kind) | more).items() if name in flags_of(Recipe)}
-        recipe = Recipe.of(**given | {"steps": None})
+        given = FLAGS | files(tmp_path, kind) | more | {"steps": None}
+        recipe = Recipe.of(**{name: value for name, value in given.items() if name in flags_of(Recipe)})
         assert count_steps(recipe) == sum(1 for _ in recipe.stream())
 
 
