@@ -61,14 +61,17 @@ def test_a_fork_of_a_process_that_was_alone_joins_the_trainers_of_its_own_launch
     assert answer_of_a_fork(lambda: job.trainers().size) == 2
 
 
-def test_a_fork_has_the_threads_that_the_environment_sets_though_torch_has_been_imported(monkeypatch):
-    def ask() -> Any:
+def test_a_fork_has_the_threads_that_the_environment_sets_and_shows_its_errors(monkeypatch, capfd):
+    def ended(command: Callable[[list[str]], int]) -> Any:
         with pytest.raises(SystemExit) as left:
-            _run_fork(lambda words: torch.get_num_threads(), [])
+            _run_fork(command, [])
         return left.value.code
 
+    monkeypatch.setattr(processes, "AFTER", 0.0)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert torch.get_num_threads() != 3 == answer_of_a_fork(ask)
+    assert torch.get_num_threads() != 3 == answer_of_a_fork(lambda: ended(lambda words: torch.get_num_threads()))
+    assert answer_of_a_fork(lambda: ended(lambda words: [][1])) == 1
+    assert "IndexError" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

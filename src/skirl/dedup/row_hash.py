@@ -33,7 +33,6 @@ def same_rows(source: "Files", written: FileSchema, kept: Mapping[str, str], cop
 
 
 def _sum(files: "Files", schema: FileSchema, kept: Mapping[str, str]) -> tuple[int, int]:
-    """Return the number of rows, and the sum of their hashes."""
     count, total = 0, 0
     for piece in files.pieces():
         columns = {name: piece.kept[files.encoder.schema.also.index(of)] for name, of in kept.items()}

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,9 @@ job on machines where nobody stopped it."""
 
 NOTES, LAUNCHER = "SKIRL_NOTES", "SKIRL_LAUNCHER"
 """What `skirl launch` sets for its trainers: a folder for their last notes, and its process."""
+_LOGGERS = "torch.distributed.elastic", "torch.multiprocessing"
+AFTER = 1.0
+"""Seconds by which a trainer that failed ends later than one that was killed, so that the launcher tells of that one."""
 STOPPED = "stopped"
 LOOPBACK = "127.0.0.1"
 SETTINGS = {
@@ -159,7 +163,7 @@ def _job(command: Callable[[list[str]], int], words: list[str], trainers: int) -
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]:
+    for name in [name for name in logging.root.manager.loggerDict if name.startswith(_LOGGERS)]:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # the end is told here, in one line
     if words[0].endswith(".py"):
         entry, *arguments = [sys.executable, "-u", *words]
@@ -202,7 +206,13 @@ def _run_fork(command: Callable[[list[str]], int], words: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if (threads := os.environ["OMP_NUM_THREADS"]).isdecimal():  # torch may not have seen it
         torch.set_num_threads(int(threads))
-    if code := command(words):
+    try:
+        code = command(words)
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = 1
+    if code:
+        time.sleep(AFTER)
         sys.exit(code)
 
 

@@ -160,7 +160,6 @@ def point(survey: Survey, cache: int, plan: Plan) -> Point:
 
 
 def curves(survey: Survey, sizes: Sequence[int], prefetch: int) -> dict[str, list[Point]]:
-    """Return all curves over all sizes."""
     lines: dict[str, list[Point]] = {name: [] for name in KINDS}
     with progress_of("plan", len(sizes) * len(KINDS)) as progress:
         for done, (cache, name) in enumerate(product(sizes, KINDS), start=1):

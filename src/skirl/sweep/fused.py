@@ -168,7 +168,6 @@ class Fused:
 
     @torch.no_grad()
     def __call__(self, each: Sequence[Sequence[Tensor]]) -> list[tuple[Any, ...]]:
-        """Return the outputs of each variant."""
         found = zip(self._graph(*self._inputs(each)), self._differs, strict=True)
         return [*zip(*(out.unbind() if differs else [out] * len(each) for out, differs in found), strict=True)]
 

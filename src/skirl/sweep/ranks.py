@@ -79,7 +79,6 @@ class Ranks:
         self._channel = peers.channel("lookups")
 
     def told(self, own: Any, what: str) -> list[Any]:
-        """Return what each rank has told."""
         if self.size == 1:
             return [own]
         return self._channel.told(json.loads(json.dumps(own, default=str)), what)

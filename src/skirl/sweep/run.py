@@ -279,7 +279,6 @@ class SweepRun:
         return Told(losses, samples, last, self._signals.came, time.monotonic())
 
     def facts(self) -> Facts:
-        """Return the standing for one line."""
         first, *others = self.race.standing()
         others = [one for one in others if one.state == "races" and one.difference]
         losses = {"held out": first.held_out, "loss": first.loss}

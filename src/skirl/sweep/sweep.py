@@ -334,7 +334,6 @@ class Sweep:
 
     @property
     def training(self) -> bool:
-        """True if every model is in training mode."""
         return all(contender.embeddings.training for contender in self.racing)
 
     def opened(self, loop: Any) -> None:

@@ -50,7 +50,6 @@ class Lanes(types.Type):
 
     @property
     def pieces(self) -> list[Any]:
-        """The vectors that it takes."""
         return [ir.VectorType(_FLOATS[self.dtype], count) for count in self.counts]
 
 
@@ -129,7 +128,6 @@ def zeros(typingctx, array, n):
 
 @_inlined
 def filled(typingctx, like, number):
-    """Return lanes that all have this number."""
     return like(like, like.dtype), lambda context, builder, signature, args: _filled(builder, like, args[1])
 
 

@@ -50,7 +50,6 @@ class Vocabulary:
     min_count: int
     samples: int
     tables: dict[str, HashIndex] = field(repr=False)
-    """The rows of each table."""
     rows: dict[str, int]
     checksum: str
     """First 16 digits of the SHA-256 of the fingerprints in order."""

@@ -197,7 +197,6 @@ def torch_device(name: str | torch.device) -> torch.device:
 
 
 def open_device(name: str | torch.device, dtype: np.dtype) -> Device:
-    """Return the device of that name."""
     from skirl.engine.device.gpu import open_gpu
     from skirl.engine.device.host import Host
 
