@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,17 +62,32 @@ def test_a_fork_of_a_process_that_was_alone_joins_the_trainers_of_its_own_launch
     assert answer_of_a_fork(lambda: job.trainers().size) == 2
 
 
-def test_a_fork_has_the_threads_that_the_environment_sets_and_shows_its_errors(monkeypatch, capfd):
+def test_a_fork_has_the_threads_that_the_environment_sets_and_shows_its_errors(monkeypatch, capfd, tmp_path):
     def ended(command: Callable[[list[str]], int]) -> Any:
         with pytest.raises(SystemExit) as left:
-            _run_fork(command, [])
+            _run_fork(command, [], 0)
         return left.value.code
 
     monkeypatch.setattr(processes, "AFTER", 0.0)
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    for name, value in {"OMP_NUM_THREADS": "3", "SKIRL_NOTES": str(tmp_path), "RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
     assert torch.get_num_threads() != 3 == answer_of_a_fork(lambda: ended(lambda words: torch.get_num_threads()))
-    assert answer_of_a_fork(lambda: ended(lambda words: [][1])) == 1
+    assert answer_of_a_fork(lambda: ended(lambda words: [][1])) == 1 == int((tmp_path / "code-1").read_text())
     assert "IndexError" in capfd.readouterr().err
+
+
+def test_a_fork_that_is_done_ends_once_its_launcher_is_told_to(monkeypatch):
+    told, tell = os.pipe()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def ask() -> int:
+        _run_fork(lambda words: 0, [], told)
+        os.write(tell, b"x")
+        return threading.Event().wait()
+
+    assert answer_of_a_fork(ask) == 0
+    os.close(told)
+    os.close(tell)
 
 
 @pytest.mark.parametrize(

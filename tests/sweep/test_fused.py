@@ -1,6 +1,8 @@
 """Variants that are fused leave the bits of their lone runs; what cannot be fused trains in turn; faults are seen."""
 
+from collections import Counter
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -106,9 +108,13 @@ MIXED = (
 )
 
 
-def test_dropped_diverged_and_other_optimizers(tmp_path: Any):
+def test_dropped_diverged_and_other_optimizers(tmp_path: Any, monkeypatch: pytest.MonkeyPatch):
+    captured, capture = Counter[int](), fused.capture
+    monkeypatch.setattr(fused, "capture", lambda dense: captured.update([id(dense._model)]) or capture(dense))
     sweep = check(Case(MIXED, steps=12, kind="disk", folder=tmp_path), made=make, plain=False)
     assert sweep.forms.steps["fused"] > 30 and sweep["v3"].left is not None, "v3 has diverged"
+    kept = [captured[id(sweep[name].model)] for name in ("v0", "v2", "v4", "v5", "v6")]
+    assert kept == [1, 1, 1, 1, 3], "graphs of those that were fused stay when others leave"
 
 
 @pytest.mark.parametrize(
@@ -241,14 +247,19 @@ def test_gradients_and_random_numbers_come_in_their_order(kind: type[Tower]):
     assert sweep.forms.steps["fused"] > 12
 
 
-@pytest.mark.parametrize("kind", [Anneals, Thaws])
-def test_a_model_that_changes_trains_in_turn_from_then_on(kind: type[Anneals]):
+@pytest.mark.parametrize(
+    ("kind", "dropped", "steps"), [(Anneals, None, 3 * 4), (Thaws, None, 3 * 4), (Anneals, 4, 3 * 4 + 2 * 6)]
+)
+def test_a_model_that_changes_trains_in_turn_from_then_on(kind: type[Anneals], dropped: int | None, steps: int):
+    """Unless another leaves at the same step: what is left is probed anew."""
+
     def made(variant: Any) -> Any:
         model: Any = make(variant, kind)[0]
         return model, Says(model)
 
-    sweep = check(Case(MIXED[:1] * 3, steps=12), made=made, plain=False)
-    assert sweep.forms.steps["fused"] == 3 * 4, "the first step is a probe"
+    one = MIXED[0]
+    sweep = check(Case((one, replace(one, dropped=dropped), one), steps=12), made=made, plain=False)
+    assert sweep.forms.steps["fused"] == steps, "the first step is a probe"
 
 
 def test_a_loss_that_changes_unseen_ends_the_sweep(monkeypatch: pytest.MonkeyPatch):

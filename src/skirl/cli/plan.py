@@ -137,7 +137,6 @@ class Place(Composed):
         return tuple(caps if len(caps) == self.count else caps * self.count)
 
     def rate(self) -> float:
-        """Bytes a second of --link."""
         with suppress(ValueError):
             if not (link := Link.parse(self.link)).delay:
                 return link.rate

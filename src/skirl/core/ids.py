@@ -114,7 +114,6 @@ class BankIds:
 
     @classmethod
     def joined(cls, batches: "Sequence[BankIds]") -> "BankIds":
-        """Join micro-batches into what a planner takes."""
         if len(batches) == 1:
             return batches[0]
         parts, shift = [], 0

@@ -32,7 +32,6 @@ class Sample:
         self._kept: list[Any] = []
 
     def add(self, table: Any) -> None:
-        """Add rows with their sort keys."""
         self.rows += len(table)
         if self.cut:
             return
@@ -52,7 +51,6 @@ class Sample:
         return table.take(pa.array(np.flatnonzero(hashes << np.uint64(64 - self.level) == 0)))
 
     def kept(self) -> Any:
-        """Return the sampled rows in the order of their sort keys."""
         return pa.concat_tables(self._kept).sort_by([(key, "ascending") for key in KEYS])
 
 
@@ -93,7 +91,6 @@ def figures_of(lists: Any, new: np.ndarray) -> dict[str, float]:
 
 
 def _written(of: FileSchema, tables: list[Any]) -> float:
-    """Return the bytes of a row in a file of these tables."""
     out = pa.BufferOutputStream()
     with Writer(out, tables[0].schema, of, "none", dictionaries_for(tables[0], "none")) as file:
         for table in tables:

@@ -78,7 +78,6 @@ class Pack:
         return self.optimizers.scalars(self.schema.banks[bank].tables, settings, self.steps, self.dtype)
 
     def own(self, bank: int) -> slice:
-        """Return this pack's columns in a record."""
         return slice(self.begins[bank], self.begins[bank] + self.held[bank])
 
 

@@ -237,7 +237,6 @@ class SharedRows(Rows):
         return [marked(*engine.banks[bank].sums(work, block)) for block in blocks]
 
     def _trees(self, work: Work) -> list[list[range]]:
-        """Return the subtrees of each trainer's leaves."""
         size, micros = self.peers.size, len(work.micros) // len(work.mine)
         blocks = [leaves_of(block_of(rank, size, work.shards), micros) for rank in range(size)]
         return [subtrees(block.start, block.stop) for block in blocks]

@@ -87,7 +87,6 @@ class Seen:
         return _ones(self.bits) + len(self.set)
 
     def of(self, table: int) -> int:
-        """Return how many rows of a table exist."""
         begin, words = int(self.base[table]), (self._tables[table].rows + 63) // 64
         if begin < 0:
             return int(np.count_nonzero(self.set.keys[self.set.keys >= 0] >> ROW_BITS == table))

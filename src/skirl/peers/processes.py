@@ -1,15 +1,18 @@
 """The processes of a job on one machine: whether one has ended, which connections groups have opened, and `skirl launch`,
 which has torchrun start and watch several trainers."""
 
+import atexit
 import ctypes
 import gc
 import json
 import logging
 import os
+import select
 import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -165,10 +168,14 @@ def _job(command: Callable[[list[str]], int], words: list[str], trainers: int) -
 
     for name in [name for name in logging.root.manager.loggerDict if name.startswith(_LOGGERS)]:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # the end is told here, in one line
-    if words[0].endswith(".py"):
-        entry, *arguments = [sys.executable, "-u", *words]
+    told, tell = os.pipe()
+    os.set_blocking(tell, False)
+    signal.set_wakeup_fd(tell)
+    script = words[0].endswith(".py")
+    if script or torch.cuda.is_available():  # CUDA does not survive a fork
+        entry, *arguments = [sys.executable, "-u", *(words if script else ("-m", "skirl", *words))]
     else:
-        entry, *arguments = [_run_fork, command, words]
+        entry, *arguments = [_run_fork, command, words, told]
         torch.optim.SGD([torch.zeros(())])  # imports what takes longest, once for all
         gc.freeze()
     with tempfile.TemporaryDirectory(prefix="skirl-launch-") as folder:
@@ -190,30 +197,47 @@ def _job(command: Callable[[list[str]], int], words: list[str], trainers: int) -
         try:
             elastic_launch(config, entry)(*arguments)
         except ChildFailedError as failed:
-            return _why({rank: of.exitcode for rank, of in failed.failures.items()}, Path(folder))
-        except SignalException as told:
+            codes = {int(path.name[5:]): int(path.read_text()) for path in Path(folder).glob("code-*")}
+            return _why(codes | {rank: of.exitcode for rank, of in failed.failures.items()}, Path(folder))
+        except SignalException as came:
             if Path(folder, STOPPED).exists():
-                return 130 if told.sigval is signal.SIGINT else 0, None, False
-            return 128 + told.sigval, f"stopped by {told.sigval.name}, and all trainers with it", False
+                return 130 if came.sigval is signal.SIGINT else 0, None, False
+            return 128 + came.sigval, f"stopped by {came.sigval.name}, and all trainers with it", False
+        finally:
+            signal.set_wakeup_fd(-1)
+            os.close(told)
+            os.close(tell)
     return 0, None, False
 
 
-def _run_fork(command: Callable[[list[str]], int], words: list[str]) -> None:
+def _run_fork(command: Callable[[list[str]], int], words: list[str], told: int) -> None:
+    """Run a command as a fresh interpreter would. told: is read from once a signal has told the launcher to end."""
     import torch
 
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):  # the launcher's raise its own errors
+    atexit._clear()
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if (threads := os.environ["OMP_NUM_THREADS"]).isdecimal():  # torch may not have seen it
+    if (threads := os.environ["OMP_NUM_THREADS"]).isdecimal() and int(threads):  # torch may not have seen it
         torch.set_num_threads(int(threads))
     try:
         code = command(words)
-    except Exception as error:
+    except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
         code = 1
+    atexit._run_exitfuncs()
     if code:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        Path(os.environ[NOTES], f"code-{os.environ['RANK']}").write_text(str(code))
         time.sleep(AFTER)
         sys.exit(code)
+    threading.Thread(target=_leave, args=(told,), daemon=True).start()  # else this waits until the launcher takes note
+
+
+def _leave(told: int) -> None:
+    select.select([told], [], [])
+    os._exit(0)
 
 
 def _why(codes: Mapping[int, int], folder: Path) -> tuple[int, str, bool]:

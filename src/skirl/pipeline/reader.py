@@ -70,7 +70,6 @@ class Watch:
         self._now = number, time.monotonic()
 
     def _rest(self, hold: Hold) -> None:
-        """Note that nothing is being read now."""
         hold.resume()
         self._now = None
 

@@ -55,7 +55,6 @@ class Mlp:
     last_bias: np.ndarray
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """[n, inputs] to [n, outputs]."""
         return np.maximum(x @ self.first.T + self.first_bias, 0.0) @ self.last.T + self.last_bias
 
 

@@ -156,11 +156,9 @@ class Arena:
         return Ready(self, lookups, piece)
 
     def together(self, parts: Sequence[Any]) -> Any:
-        """What `run_ms` takes for a rank with these parts."""
         return parts
 
     def run_ms(self, parts: Any) -> float:
-        """CPU milliseconds that a rank takes for a step."""
         self.evict()
         began = thread_time()
         for part in parts:

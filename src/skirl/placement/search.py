@@ -365,7 +365,6 @@ class _RowCuts:
         return time.perf_counter() - self.began >= self.seconds * share
 
     def rest(self, cut: frozenset[int]) -> Problem:
-        """The problem that is left when these tables are cut."""
         none = np.zeros((3 + SUMS, len(self.problem.caps)))
         return replace(self.problem, by_rows_cut=cut, blocks=sum((self.blocks[n] for n in sorted(cut)), none))
 

@@ -355,7 +355,6 @@ class SkirlPlanner:
         return exported(self.table_plan, tables, self.topology.compute_device, self.topology.local_world_size)
 
     def _caps(self) -> tuple[int, ...]:
-        """Bytes that tables may take at each rank."""
         devices = [device.storage for device in self.topology.devices]
         if self.topology.compute_device == "cpu":
             return tuple(int(storage.ddr) for storage in devices)

@@ -162,7 +162,6 @@ def _whole(header: Path, body: dict[str, Any], check: bool) -> None:
 
 
 def _held(parts: list[np.ndarray]) -> dict[int, int]:
-    """Return the number of distinct rows of each table."""
     keys = np.unique(np.concatenate([np.empty(0, np.int64), *parts]))
     numbers, counts = np.unique(table_of(keys), return_counts=True)
     return dict(zip(numbers.tolist(), counts.tolist()))

@@ -38,7 +38,6 @@ class Survey:
 
     @property
     def touched(self) -> list[int]:
-        """Number of rows used so far, for each bank."""
         return [bank.rows.hashed_rows for bank in self._banks]
 
     @property

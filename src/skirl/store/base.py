@@ -29,7 +29,6 @@ class Frozen:
 
 
 Pairs = Iterator[tuple[NDArray[np.int64], Any]]
-"""Keys, and their records."""
 
 
 @dataclass(frozen=True)

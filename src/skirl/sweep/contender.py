@@ -240,7 +240,6 @@ class Contender:
         return value
 
     def train(self, loss: Loss, batch: Any) -> None:
-        """Train it as it would be alone, in its turn."""
         value = self.keep(loss(self.model, batch))
         value.backward()
         self.step(value)

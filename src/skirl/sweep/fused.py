@@ -231,7 +231,7 @@ class State:
     """All of a model but the numbers of its weights."""
 
     def __init__(self, contender: Contender) -> None:
-        self.contender, self._model = contender, contender.model
+        self._contender, self._model = contender, contender.model
         modules = [vars(each) for each in self._model.modules() if not isinstance(each, Collection)]
         held = (dict, list, set)
         was = [{name: of.copy() if isinstance(of, held) else of for name, of in own.items()} for own in modules]
@@ -244,7 +244,7 @@ class State:
 
     def holds(self) -> bool:
         try:
-            same = all(own == was for own, was in self._attributes) and self.contender.model is self._model
+            same = all(own == was for own, was in self._attributes) and self._contender.model is self._model
         except Exception:  # attributes that cannot be compared, such as tensors
             return False
         trained = all(weight.requires_grad is was for weight, was in self._trained)
@@ -320,7 +320,6 @@ class Forms:
 
     def __init__(self, loss: Loss, inexact: bool, memory: str | None, device: torch.device) -> None:
         self.steps: Counter[str] = Counter()
-        """Steps of variants in each form."""
         if memory not in (None, "auto"):
             parse_bytes(memory)
         self._memory, self._device, self._planned = memory, device, cast("Memory | None", None)
@@ -329,22 +328,24 @@ class Forms:
         self._loss, self._inexact, self._unfit = loss, inexact, False
         self._last: Any = None
         """The layout of the last batch: one that comes once, as an epoch's end, is not worth a probe of seconds."""
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of all models."""
         self._groups: dict[Any, list[Any]] = {}
         """By layout: groups, or a CUDA graph of all."""
         self._graph_of: dict[Any, Captured] = {}
         """By layout and variant, of those that were fused before a variant left."""
-        self._states: list[State] = []
+        self._states: dict[str, State] = {}
 
-    def leave(self, gone: Contender | None = None) -> None:
-        """Let go of a variant, or of all, and choose forms anew."""
+    def leave(self, gone: Contender) -> None:
         for layout, groups in self._groups.items():
             for group in [group for group in groups if group.fused is not None]:
                 self._graph_of |= {(layout, one.name): group.fused.captured for one in group.contenders}
         self._groups = {}
-        self._states = [] if gone is None else [state for state in self._states if state.contender is not gone]
+        self._states.pop(gone.name, None)
 
     def step(self, racing: Sequence[Contender], batch: Any) -> None:
-        """Train all on a batch."""
         if self._memory is not None:
             from skirl.sweep.memory.orchestrate import planned
 
@@ -352,9 +353,9 @@ class Forms:
             self._planned.step(racing, batch, self._loss)
             self.steps["planned"] += len(racing)
             return
-        if not all(state.holds() for state in self._states):
-            self.leave()
-            self._unfit = True
+        if not all(state.holds() for state in self._states.values()):
+            self._unfit = bool(self._groups)  # else another has just left
+            self.forget()
             log.info("variants train in turn: a model has changed")
         turns = self._unfit or len(racing) == 1 or self.only == "loop"
         layout = None if turns else self._layout(racing[0], batch)
@@ -414,7 +415,9 @@ class Forms:
             else:
                 same.setdefault(alike(captured, dense), []).append((contender, dense, captured))
         groups = [self._together(members) for members in same.values()]
-        self._states += [State(one) for group in groups if group.fused is not None for one in group.contenders]
+        self._states |= {
+            one.name: State(one) for group in groups if group.fused is not None for one in group.contenders
+        }
         return groups
 
     def _together(self, members: Sequence[tuple[Contender, Any, Any]]) -> Group:

@@ -63,7 +63,6 @@ class Graphed:
             raise Unfit("captured, variants have other bits")
 
     def train(self, form: Any, loss: Loss, batch: Any) -> str:
-        """Train all on a batch, as one of the groups of `Forms`."""
         outputs = [one.embeddings.look_up(batch, checked=n > 0) for n, one in enumerate(self.contenders)]
         with torch.no_grad():
             for rows, out in zip(self._rows, outputs, strict=True):

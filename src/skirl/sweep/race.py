@@ -16,7 +16,7 @@ def difference(place: "VariantPlace") -> str:
     """Return how much higher its loss is than that of rank 1, with the standard error, as text."""
     if place.rank == 1 or place.difference is None or place.diverged:
         return ""
-    if place.difference == 0.0:
+    if place.difference == place.error == 0.0:
         return "seed of rank 1"
     return f"{place.difference:+.5f}" + ("" if place.error is None else f" ± {place.error:.5f}")
 
@@ -30,7 +30,6 @@ class VariantPlace:
     difference: float | None
     """Mean loss of its configuration minus that of rank 1, on the same batches; if it has left, as it was then."""
     error: float | None
-    """Standard error of that difference."""
     state: str
     """leads, races, or why it has left."""
     held_out: float | None = None

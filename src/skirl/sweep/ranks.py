@@ -21,7 +21,6 @@ FEWEST = 2
 
 
 def how_many(asked: int | str, recipe: Recipe, variants: int) -> int:
-    """Return how many processes to start on this machine."""
     if asked != "auto":
         check_alone(int(asked), recipe)
         return min(int(asked), variants)
@@ -84,7 +83,6 @@ class Ranks:
         return self._channel.told(json.loads(json.dumps(own, default=str)), what)
 
     def joined(self, own: Mapping[str, Any], what: str) -> dict[str, Any]:
-        """Return what all ranks know of their variants, by name."""
         return {name: of for one in self.told(own, what) for name, of in one.items()}
 
     def written(self, write: Callable[[], Any], what: str) -> list[Any]:

@@ -21,6 +21,7 @@ from skirl.peers.processes import launched_here
 from skirl.pipeline.lookahead import lookahead
 from skirl.sweep.checkpoint import check_same, plain, read_header
 from skirl.sweep.entrant import Entrant, evaluate, sweep_of
+from skirl.sweep.memory.policy import Infeasible
 from skirl.sweep.race import Race, VariantPlace, difference
 from skirl.sweep.ranks import Ranks, check_alone, of_whole, share_of
 from skirl.sweep.sweep import Diverged
@@ -226,7 +227,6 @@ class SweepRun:
                 put_json(folder / name, {"command": "sweep", **facts})
 
     def _meeting(self) -> int:
-        """Return the step at which all ranks meet next."""
         step = self.race.step
         every = filter(None, (self.every, self.eval_every, self.keeping.save_every))
         coming = [rung for rung in self.race.rungs if rung > step]
@@ -239,6 +239,8 @@ class SweepRun:
             own = self._train(self._meeting())
         except DoesNotFit as error:
             raise of_whole(error, self._racing, self.ranks.size) from error
+        except Infeasible as error:
+            raise Infeasible(error.least * self.ranks.size, error.limit * self.ranks.size) from error
         told = [Told(*one) for one in self.ranks.told(own, "losses")]
         self._now = told[0].now
         self.stopped_by = self.stopped_by or next(filter(None, (one.signal for one in told)), None)
@@ -291,7 +293,6 @@ class SweepRun:
         }
 
     def _judge(self) -> list[VariantPlace]:
-        """Evaluate, and return who leaves by that."""
         with self.speed.paused():
             own = {}
             if due := [entrant for entrant in self.here if entrant.judge.due(self.race.step, last=self._last)]:
@@ -318,7 +319,7 @@ class SweepRun:
             self.batches.close()
             self.sweep.close()
             self.sweep.engine.release()
-            self.sweep.forms.leave()
+            self.sweep.forms.forget()
             for contender in self.sweep.racing:
                 contender.leave("no variant is left", self.race.step)
         self.results |= self.ranks.joined(results, "who leaves")

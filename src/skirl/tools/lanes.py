@@ -121,7 +121,6 @@ def store(typingctx, array, row, column, value):
 
 @_inlined
 def zeros(typingctx, array, n):
-    """Return lanes of 0, in an array's dtype."""
     lanes = Lanes(array.dtype, n.literal_value)
     return lanes(array, n), lambda context, builder, signature, args: ir.Constant(context.get_value_type(lanes), None)
 

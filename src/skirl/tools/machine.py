@@ -31,7 +31,6 @@ def machine() -> dict[str, Any]:
 
 
 def peak_bytes() -> int:
-    """Return the most memory that this process has held, in bytes."""
     return int((_found("/proc/self/status", "VmHWM:") or "0").split()[0]) << 10
 
 

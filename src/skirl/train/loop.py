@@ -114,9 +114,9 @@ def count_steps(recipe: Recipe) -> int:
     from skirl.data.files.stream import Files
 
     stream, steps = replace(recipe, data=replace(recipe.data, epochs=1)).stream(), 0
-    if isinstance(stream, Files) and stream.encoder.keep is None:
-        stream.rows_of_epoch = stream.rows_of_epoch or stream.dataset.rows()
-    if stream.steps is not None:
+    if isinstance(stream, Files) and not (stream.rows_of_epoch or stream.encoder.keep or stream.encoder.skip):
+        stream.rows_of_epoch = stream.dataset.rows()
+    if stream.steps:
         return stream.steps * recipe.data.epochs
     with progress_of("count steps", None) as progress:
         for steps, _ in enumerate(stream, start=1):

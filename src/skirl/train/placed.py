@@ -188,7 +188,6 @@ class Plan:
         return cls(body["ranks"], tuple(tables))
 
     def at(self, rank: int) -> list[str]:
-        """The tables of a rank, each with how it is cut."""
         found = []
         for name, *_, at in self.tables:
             if at is None:

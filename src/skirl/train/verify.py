@@ -44,7 +44,6 @@ class Trace:
 
 
 def trained(name: str, recipe: Recipe, model: nn.Module, done: Iterable[Done]) -> Trace:
-    """Return what comes of training, but for the rows."""
     losses: list[float] = []
     with progress_of(f"{recipe.optimizer.optimizer}, {name}", recipe.stream().steps) as progress:
         for step in done:

@@ -30,7 +30,6 @@ def fold(state, word):
 
 
 def named(*words: int | np.uint64) -> np.uint64:
-    """The random stream named by these words."""
     stream = np.uint64(0)
     for word in words:
         stream = np.uint64(fold(stream, np.uint64(int(word) % 2**64)))  # a compiled function returns a plain int

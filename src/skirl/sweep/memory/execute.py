@@ -72,7 +72,6 @@ class Pack:
         self._constants = {name: node.meta["val"] for name, node in self._nodes.items() if node.op == "get_attr"}
         self.results, self.inputs = dict[str, Any](), dict[str, Tensor]()
         self.moving = dict[str, Any]()
-        """Copies that go or come."""
         self._storages = dict[str, torch.UntypedStorage]()
         self.away = dict[str, tuple[Tensor, torch.device, list[Any]]]()
         """Copies on the host, where they come from, and the results that were in them, with their layouts."""

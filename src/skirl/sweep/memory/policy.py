@@ -11,6 +11,7 @@ from skirl.tools.units import size
 
 class Infeasible(ValueError):
     def __init__(self, least: int, limit: float) -> None:
+        self.least, self.limit = least, limit
         super().__init__(
             f"in turns, variants need {size(least)} ({least:,} bytes) at least, and memory is {size(limit)}: set memory to "
             f"{least}B or more, or train fewer variants"

@@ -23,7 +23,6 @@ class Operator:
     """Those that it allocates."""
     backward: bool = False
     draws: bool = False
-    """Whether it draws random numbers."""
     once: bool = False
     """Whether it draws, or takes or makes what an operator that writes in place does: then it may not run again."""
 
