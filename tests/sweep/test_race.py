@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.sweep.race import Race
+from skirl.sweep.race import Race, difference
 from skirl.sweep.variants import RaceFlags
 from tests.cases import cases
 
@@ -52,6 +52,14 @@ def test_seeds_of_a_configuration_are_averaged_and_leave_together():
     assert race.racing == ["a0", "a1"]
     assert race.standing()[0].variant == "a0"
     assert race.seed_noise() == pytest.approx(math.sqrt((0.04**2 + 0.01**2) / 4), rel=0.2)
+
+
+def test_equal_losses_are_not_those_of_one_configuration():
+    race = Race(["a0", "a1", "b"], [0, 0, 1])
+    race.see([0.5, 0.5, 0.5])
+    assert [difference(place) for place in race.standing()] == ["", "+0.00000", "+0.00000"]
+    race.see([0.4, 0.6, 0.7])
+    assert [difference(place) for place in race.standing()] == ["", "seed of rank 1", "+0.10000 ± 0.10000"]
 
 
 def test_a_longer_race_keeps_its_rungs():

@@ -172,6 +172,14 @@ def test_an_error_in_a_step_ends_all(python: Python, tmp_path: Path):
     assert json.loads((tmp_path / "saved" / checkpoint.HEADER).read_text())["step"] == 4
 
 
+def test_what_does_not_fit_into_memory_is_said_of_all_ranks(python: Python, tmp_path: Path):
+    own = PLAIN | {"save": None, "store": "memory"}
+    codes, said = on_ranks(python, 2, tmp_path, **own, memory="20KiB")
+    least = re.search(r"--memory is 20.0 KiB: set --memory to (\d+B)", "".join(said))
+    assert codes == [1, 1] and least, said
+    assert on_ranks(python, 2, tmp_path, **own, memory=least[1])[0] == [0, 0]
+
+
 def test_more_ranks_than_variants_are_refused(python: Python, tmp_path: Path):
     codes, said = on_ranks(python, 2, tmp_path, vary=("lr=0.1",), **PLAIN)
     assert codes == [1, 1]
